@@ -22,6 +22,7 @@ from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import plan_of
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.links.cuts import same
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.links.targets import Targets
 from paramserver.worker.weights.pulled import merge
 
@@ -101,7 +102,7 @@ async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: 
     links = ShardLinks(Targets(channels, names, plan, job, lambda: 0, timeline, _TIMEOUT_S))
     deadline = time.monotonic() + _SETTLE_S
     while True:
-        pulled = await links.pulls.pull(Latest(), frozen=True)
+        pulled = await links.pulls.ask(Pull(Latest(), frozen=True))
         versions = sorted({result.version for result in pulled})
         if same(pulled) or time.monotonic() > deadline:
             break

@@ -53,7 +53,8 @@ class ShardService:
         # Copies of the shard.
         replicas = Replicas(host, self)
         self.set_holders, self.lend = replicas.set_holders, replicas.lend
-        self.forward, self.catch_up = replicas.forward, replicas.catch_up
+        self.forward, self.forward_lent = replicas.forward, replicas.forward_lent
+        self.catch_up = replicas.catch_up
         self.open_bulk = process.open_bulk
 
     def report(self) -> shard_pb2.StatsResponse:

@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.frames import AnyFrame
-from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, Neighbour, each
+from paramserver.transport.base import Channel, Frames, Neighbour, each
+from paramserver.v1 import shard_pb2
 
 T = TypeVar("T")
 
@@ -112,28 +113,32 @@ class FaultyChannel:
 
     async def call(self, method: str, request: Message, *, timeout: float) -> Message:
         """One message there, one back."""
-        return await self._suffer(method, timeout, lambda: self._inner.call(method, request, timeout=timeout))
+        return await self.suffer(method, timeout, lambda: self._inner.call(method, request, timeout=timeout))
 
     async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         """Frames there, one message back."""
         if not self._faults.repeats(method):
-            return await self._suffer(method, timeout, lambda: self._inner.upload(method, frames, timeout=timeout))
+            return await self.suffer(method, timeout, lambda: self._inner.upload(method, frames, timeout=timeout))
         sent = [raw async for raw in each(frames)]
-        return await self._suffer(
+        return await self.suffer(
             method,
             timeout,
             lambda: self._inner.upload(method, sent, timeout=timeout),
             lambda: self._inner.upload(method, _endless(sent, f"{method} at {self.address}"), timeout=timeout),
         )
 
-    async def _suffer(
+    async def suffer(
         self,
         method: str,
         timeout: float,
         attempt: Callable[[], Awaitable[Message]],
         cut_short: Callable[[], Awaitable[Message]] | None = None,
     ) -> Message:
-        where, hit, deadline = await self._begin(method, timeout)
+        """The answer of a call, made by ``attempt``, after what is planned for ``method``.
+
+        ``cut_short``: makes the call so that it breaks off before its end; None: it is a single message.
+        """
+        where, hit, deadline = await self._begin(method, timeout, cut_short is None)
         fault = hit.fault if hit is not None else None
         if fault is Fault.CUT_UPLOAD and cut_short is not None:
             await cut_short()
@@ -148,15 +153,14 @@ class FaultyChannel:
             raise broken(where, "the reply was lost")
         return replies[-1]
 
-    async def _begin(self, method: str, timeout: float | None) -> tuple[str, Hit | None, float | None]:
+    async def _begin(
+        self, method: str, timeout: float | None, whole: bool = True
+    ) -> tuple[str, Hit | None, float | None]:
         where = f"{method} at {self.address}"
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         await self._faults.gate(where, deadline)
         hit = self._faults.next(method)
-        if hit is not None and (
-            hit.fault is Fault.DROP_REQUEST
-            or (hit.fault is Fault.CUT_UPLOAD and METHODS[method].kind is not MethodKind.UPLOAD)
-        ):
+        if hit is not None and (hit.fault is Fault.DROP_REQUEST or (hit.fault is Fault.CUT_UPLOAD and whole)):
             raise broken(where, "the request was dropped")
         await self._faults.delay(hit, method)
         return where, hit, deadline
@@ -202,24 +206,41 @@ class FaultyChannel:
 
     def beside(self, sock: socket.socket) -> Neighbour:
         """The same peer over a socket, with the same faults."""
-        return _FaultyNeighbour(self._inner.beside(sock), self._faults)
+        return _FaultyNeighbour(self._inner.beside(sock), self, self._faults)
 
     async def close(self) -> None:
         """Close the channel."""
         await self._inner.close()
 
 
-class _FaultyNeighbour(FaultyChannel):
-    """A faulty channel to a peer on the same host."""
+class _FaultyNeighbour:
+    """Unary calls over a socket, which suffer what those of a ``channel`` to the same peer suffer."""
 
-    def __init__(self, inner: Neighbour, faults: CallFaults) -> None:
-        super().__init__(inner, faults)
-        self._neighbour = inner
+    def __init__(self, inner: Neighbour, channel: FaultyChannel, faults: CallFaults) -> None:
+        self._inner, self._channel, self._faults = inner, channel, faults
 
     @property
     def undisturbed(self) -> bool:
         """See `base.Neighbour`."""
-        return self._faults.quiet and self._neighbour.undisturbed
+        return self._faults.quiet and self._inner.undisturbed
+
+    async def call(self, method: str, request: Message, *, timeout: float) -> Message:
+        """See `base.Neighbour`. A push or a pull suffers what is planned for pushes or pulls."""
+        named = _named(method, request)
+        return await self._channel.suffer(named, timeout, lambda: self._inner.call(method, request, timeout=timeout))
+
+    async def close(self) -> None:
+        """See `base.Neighbour`."""
+        await self._inner.close()
+
+
+def _named(method: str, request: Message) -> str:
+    """The name under which faults of a call are planned: half an exchange is a push or a pull."""
+    if isinstance(request, shard_pb2.ExchangeRequest) and not (request.HasField("push") and request.HasField("pull")):
+        return "Shard.Push" if request.HasField("push") else "Shard.Pull"
+    if isinstance(request, shard_pb2.ForwardHeader):
+        return "Shard.Forward"
+    return method
 
 
 def broken(where: str, how: str) -> errors.UnavailableError:

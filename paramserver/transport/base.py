@@ -149,7 +149,7 @@ class Channel(Protocol):
         ...
 
     def beside(self, sock: socket.socket) -> Neighbour:
-        """The same peer, over a connected socket that it has handed over; see `local`. Does not close this channel."""
+        """Unary calls to the same peer over a connected socket that it has handed over. Does not close this channel."""
         ...
 
     async def close(self) -> None:
@@ -157,12 +157,20 @@ class Channel(Protocol):
         ...
 
 
-class Neighbour(Channel, Protocol):
-    """A channel to a peer on the same host."""
+class Neighbour(Protocol):
+    """Unary calls to a peer on the same host; see `shm.channel`. Streams go over the channel to which it belongs."""
 
     @property
     def undisturbed(self) -> bool:
-        """Whether calls may go past this channel; False while the channel is to count calls, or to make some fail."""
+        """Whether calls may go past this object; False while it is to count calls, or to make some fail."""
+        ...
+
+    async def call(self, method: str, request: Message, *, timeout: float) -> Message:
+        """See `Channel.call`."""
+        ...
+
+    async def close(self) -> None:
+        """See `Channel.close`."""
         ...
 
 

@@ -46,7 +46,7 @@ class DirectLine:
     def begin(self, method: Method, request: bytes) -> int:
         """Send a call; its number."""
         number = next(self._numbers)
-        self._send(Envelope(call=number, method=method.name, messages=[request], end=True))
+        self._send(Envelope(call=number, method=method.name, message=request))
         return number
 
     def cancel(self, number: int) -> None:
@@ -76,8 +76,8 @@ class DirectLine:
                 continue
             if envelope.error:
                 raise errors.ParamServerError(envelope.text)
-            if envelope.messages:
-                return envelope.messages[0]
+            if envelope.HasField("message"):
+                return envelope.message
         if self.gone:
             raise errors.UnavailableError("the other process is gone")
         return None

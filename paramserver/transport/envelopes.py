@@ -10,10 +10,9 @@ from paramserver.errors import ProtocolError
 from paramserver.transport.base import MAX_MESSAGE_BYTES
 from paramserver.v1.local_pb2 import Envelope
 
-# Messages of one call that may be on their way in one direction.
-WINDOW = 8
 _LENGTH_BYTES = 4
-_MOST_BYTES = WINDOW * MAX_MESSAGE_BYTES + (64 << 10)
+# A message, and what goes with it.
+_MOST_BYTES = MAX_MESSAGE_BYTES + (64 << 10)
 
 
 def pack(envelope: Envelope) -> bytes:

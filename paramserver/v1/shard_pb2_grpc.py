@@ -155,6 +155,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.FromString,
                 _registered_method=True)
+        self.ForwardLent = channel.unary_unary(
+                '/paramserver.v1.ShardService/ForwardLent',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.ForwardHeader.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.FromString,
+                _registered_method=True)
         self.CatchUp = channel.stream_unary(
                 '/paramserver.v1.ShardService/CatchUp',
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
@@ -214,7 +219,7 @@ class ShardServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request, context):
-        """Synchronous mode, of a worker that shares memory with the server: Push, and Pull of what follows, in one.
+        """Of a worker that shares memory with the server: a push, or a pull, or first the push and then the pull.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -325,6 +330,13 @@ class ShardServiceServicer(object):
     def Forward(self, request_iterator, context):
         """From the primary of a shard to a backup: the content of the next version. The answer says that the backup holds it, and
         has made all versions before it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForwardLent(self, request, context):
+        """The same for a content that lies in memory that the primary has lent to the backup.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -465,6 +477,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
             'Forward': grpc.stream_unary_rpc_method_handler(
                     servicer.Forward,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.SerializeToString,
+            ),
+            'ForwardLent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForwardLent,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.ForwardHeader.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.SerializeToString,
             ),
             'CatchUp': grpc.stream_unary_rpc_method_handler(
@@ -1126,6 +1143,33 @@ class ShardService(object):
             target,
             '/paramserver.v1.ShardService/Forward',
             paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.ForwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForwardLent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/ForwardLent',
+            paramserver_dot_v1_dot_shard__pb2.ForwardHeader.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.ForwardResponse.FromString,
             options,
             channel_credentials,

@@ -12,12 +12,13 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk, Plan, moving_bytes
-from paramserver.core.versions.events import Latest
+from paramserver.core.versions.events import AtLeast, Latest
 from paramserver.membership.session import Session
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import plan_of
 from paramserver.worker.gradients import early
 from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.links.pushes import Part
 from paramserver.worker.memory.shared import SharedMemory
 from paramserver.worker.weights.pulled import Pulled
@@ -121,9 +122,9 @@ async def first_version(session: Session, links: ShardLinks, offer: Offer | None
         if view.timeline != links.timeline:
             raise errors.RolledBackError("the job goes on with other servers")
         if view.state == types_pb2.JOB_STATE_RUNNING:
-            if view.consistency.mode == types_pb2.MODE_ASYNC:  # shards need not stand at the same version
-                return await _on_this_timeline(session, links, links.pulls.pull(Latest(), frozen=True))
-            return await _on_this_timeline(session, links, links.pulls.pull_version(0, frozen=True))
+            # In asynchronous mode shards need not stand at the same version.
+            want = Latest() if view.consistency.mode == types_pb2.MODE_ASYNC else AtLeast(0)
+            return await _on_this_timeline(session, links, links.pulls.ask(Pull(want, frozen=True)))
         assert offer is not None
         uploaded = view.grant
         try:

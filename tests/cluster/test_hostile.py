@@ -286,7 +286,7 @@ def shard_messages(raw: Raw, mode: str) -> dict[str, tuple[str, Refusal, Message
     base: dict[str, Any] = {"job": raw.job, "timeline": raw.timeline}
     term = raw.cluster.job.coordinator.job.term
 
-    def pull(**fields: Any) -> Message:
+    def pull(**fields: Any) -> v1.PullRequest:
         return v1.PullRequest(worker=raw.worker, **base, **fields)
 
     def cut(step: shard_pb2.CutRequest.Step, **fields: Any) -> Message:
@@ -317,6 +317,12 @@ def shard_messages(raw: Raw, mode: str) -> dict[str, tuple[str, Refusal, Message
         "pull a version": ("Shard.Pull", None, pull(min_version=HUGE)),
         "pull just that version": ("Shard.Pull", None, pull(exact_version=HUGE)),
         "read from slots": ("Shard.Pull", None, pull(latest=True, header_only=True, shared=reading)),
+        "read from slots in an exchange": (
+            "Shard.Exchange",
+            None,
+            v1.ExchangeRequest(pull=pull(latest=True, header_only=True, shared=reading)),
+        ),
+        "an exchange of nothing": ("Shard.Exchange", bad, v1.ExchangeRequest()),
         "samples": ("Shard.Push", bad, push(samples=HUGE)),
         "a clock": ("Shard.Push", bad, push(clock=HUGE)),
         "a mask of half a megabyte": ("Shard.Push", bad, push(used=b"\xff" * 500_000)),

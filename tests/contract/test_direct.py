@@ -138,7 +138,7 @@ def test_a_line_that_is_forgotten_has_hung_up() -> None:
 
 
 def test_envelopes_come_in_any_pieces() -> None:
-    sent = [Envelope(call=n, messages=[bytes([n]) * n * 50]) for n in range(1, 5)]
+    sent = [Envelope(call=n, message=bytes([n]) * n * 50) for n in range(1, 5)]
     raw, come = b"".join(map(pack, sent)), bytearray()
     got: list[Envelope] = []
     for at in range(0, len(raw), 37):

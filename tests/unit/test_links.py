@@ -21,7 +21,9 @@ from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import Channel, each
 from paramserver.v1 import shard_pb2
 from paramserver.worker.gradients.contribution import PushFacts
+from paramserver.worker.gradients.leaving import Leaving
 from paramserver.worker.links import ShardLinks
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.links.targets import Targets
 
 
@@ -64,12 +66,12 @@ def test_what_is_large_may_take_long(elements: int, wait_s: float, longest_s: fl
     async def go() -> None:
         for work in (
             links.pushes.initialize(1, lambda chunk: memoryview(b""), lambda chunks: []),
-            links.pushes.push(facts, lambda chunk: memoryview(b"")),
+            links.pushes.push(sealed(facts)),
         ):
             with pytest.raises(errors.JobFailedError):
                 await work
         with pytest.raises(errors.JobFailedError):
-            await links.pulls.pull(AtLeast(0))
+            await links.pulls.ask(Pull(AtLeast(0)))
 
     asyncio.run(go())
     assert server.timeouts == pytest.approx([longest_s, longest_s, longest_s + 5.0], abs=1.0)
@@ -111,8 +113,10 @@ def contribution(step: int = 0, by_data: bool = True) -> PushFacts:
     return PushFacts(name, 1, False, frozenset(), (), [step], nonce=7 + step, by_data=by_data)
 
 
-def nothing(chunk: int) -> memoryview:
-    raise AssertionError("it has no tensors")
+def sealed(facts: PushFacts) -> Leaving:
+    leaving = Leaving(PLAN, facts, lambda chunk: memoryview(b""))
+    leaving.seal()
+    return leaving
 
 
 async def turns(until: Callable[[], bool]) -> None:
@@ -135,7 +139,7 @@ def test_a_move_ends_the_pause_before_the_next_attempt(monkeypatch: pytest.Monke
     async def main() -> None:
         gone, there = Gone("gone"), Counting("there")
         targets, links = linked(gone)
-        push = asyncio.ensure_future(links.pushes.push(contribution(), nothing))
+        push = asyncio.ensure_future(links.pushes.push(sealed(contribution())))
         await gone.heard.wait()
         await turns(lambda: True)
         await links.move(0, cast(Channel, there), "server-1")
@@ -152,7 +156,7 @@ def test_the_answer_of_a_former_server_does_not_count() -> None:
         gone, there = Counting("gone"), Counting("there", shard_pb2.OUTCOME_DUPLICATE)
         _, links = linked(gone)
         gone.answers.clear()
-        push = asyncio.ensure_future(links.pushes.push(contribution(), nothing))
+        push = asyncio.ensure_future(links.pushes.push(sealed(contribution())))
         await gone.heard.wait()
         await links.move(0, cast(Channel, there), "server-1")
         gone.answers.set()
@@ -181,7 +185,7 @@ def test_a_shard_that_moves_gets_contributions_again(
         gone, there, last = Counting("gone", outcome), Counting("there"), Counting("last")
         _, links = linked(gone)
         for step in (0, 1):
-            await links.pushes.push(contribution(step, by_data), nothing)
+            await links.pushes.push(sealed(contribution(step, by_data)))
         await links.move(0, cast(Channel, there), "server-1")
         await turns(lambda: len(there.nonces) >= len(again))
         links.pushes.published(1)
@@ -204,7 +208,7 @@ def test_a_contribution_that_was_given_up_does_not_come_again() -> None:
         channels = [cast(Channel, gone), cast(Channel, other)]
         links = ShardLinks(Targets(channels, ["server-0", "server-1"], plan, "job", lambda: 2))
         other.answers.clear()
-        push = asyncio.ensure_future(links.pushes.push(replace(contribution(), base_versions=[0, 0]), nothing))
+        push = asyncio.ensure_future(links.pushes.push(sealed(replace(contribution(), base_versions=[0, 0]))))
         await other.heard.wait()
         await turns(lambda: bool(gone.nonces))
         push.cancel()
@@ -223,9 +227,9 @@ def test_what_the_thread_that_trains_has_brought_comes_again_if_the_shard_has_mo
         _, links = linked(gone)
         channels = [*links.channels]
         await links.move(0, cast(Channel, there), "server-1")
-        await links.pushes.exchanged(contribution(), nothing, channels)
+        await links.pushes.exchanged(sealed(contribution()), channels)
         await turns(lambda: there.nonces == [7])
-        await links.pushes.exchanged(contribution(1), nothing, [*links.channels])
+        await links.pushes.exchanged(sealed(contribution(1)), [*links.channels])
         await links.move(0, cast(Channel, last), "server-2")
         await turns(lambda: sorted(last.nonces) == [7, 8])
         await links.close()

@@ -130,8 +130,7 @@ class ForwardParcel:
         if loan is not None and loan.good and self._slot is not None:
             self._header.chunks = 0
             self._header.shared.meeting, self._header.shared.slot = loan.meeting, self._slot
-            frames = chunk_frames(self._header, ())
-            reply = await loan.channel.upload("Shard.Forward", frames, timeout=timeout_s)
+            reply = await loan.channel.call("Shard.ForwardLent", self._header, timeout=timeout_s)
             if not cast(shard_pb2.ForwardResponse, reply).unreadable:
                 return
             loan.good = False

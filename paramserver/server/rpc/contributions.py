@@ -15,6 +15,7 @@ from paramserver.core.versions.events import Outcome, WentIdle
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
+from paramserver.frames import AnyFrame
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
 from paramserver.server.versions import stealing
@@ -54,29 +55,25 @@ class Contributions:
         shard = self._host.ready()
         return stealing.answer(shard.stealing, request, shard.state)
 
-    async def push(self, frames: AsyncIterator[bytes]) -> shard_pb2.PushResponse:
+    async def push(self, frames: AsyncIterator[AnyFrame]) -> shard_pb2.PushResponse:
         """Count a contribution, once. Refused ones change nothing."""
         self.used_at = time.monotonic()
         shard, trace = self._host.ready(), self._host.process.trace
         began = trace.now() if trace.on else 0
         chunks: dict[int, Tensor] = {}
-        lying: dict[int, Tensor] = {}
         coming: Contribution | None = None
         ack: Callable[[], None] | None = None
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
             nonlocal coming, ack
-            reach("push.recv", header.push.base_version)
-            used = self._checked_used(header.push, shard)
+            used = self._begin(header.push, shard)
+            if header.push.HasField("shared"):
+                raise errors.ProtocolError("gradients that lie in shared memory come with Shard.Exchange")
             receiving.enter_context(self.intake.receiving(shard.queued, shard.nbytes))
             needed = shard.tensors.chunks_used(used)
-            coming = contribution_of(header.push, chunks, shard, used)
-            if header.push.HasField("shared"):
-                lying.update(shard.sharing.contribution(header.push.shared, header.push.worker, needed))
-                needed = {}
-            else:
-                shard.drafts(coming, header.push, needed)
-                ack = receiving.enter_context(shard.acks.counting(header.push.worker, header.push.nonce))
+            coming = contribution_of(header.push, chunks, shard, used, checked=True)
+            shard.drafts(coming, header.push, needed)
+            ack = receiving.enter_context(shard.acks.counting(header.push.worker, header.push.nonce))
             return needed, header.push.chunks
 
         def came(chunk: int) -> None:
@@ -86,16 +83,13 @@ class Contributions:
                 shard.drafting.came(coming, chunk)
 
         try:
-            with self.checking(), ExitStack() as receiving:
+            with self._checking(), ExitStack() as receiving:
                 upload = await receive(
                     frames, "push", expect, chunks=chunks, came=came, decode=self._host.process.arithmetic
                 )
-                chunks.update(lying)
                 contribution = coming
                 assert contribution is not None, "the first header has been looked at"
-                bad = None
-                if contribution.checked:
-                    bad = await shard.arithmetic(lambda: first_non_finite(shard.tensors.layout, contribution.chunks))
+                bad = await shard.arithmetic(lambda: first_non_finite(shard.tensors.layout, chunks))
                 if bad is not None:
                     raise errors.NonFiniteError(
                         f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"
@@ -104,13 +98,34 @@ class Contributions:
             if coming is not None:
                 shard.drafting.fails(coming)
             raise
-        nbytes = upload.payload_bytes + sum(tensor.nbytes for tensor in lying.values())
         if began:
             shard.trace.received(contribution, began, upload.payload_bytes)
-        return await self.count(shard, contribution, upload.header.push, nbytes)
+        return await self.count(shard, contribution, upload.header.push, upload.payload_bytes)
+
+    def lying(self, header: shard_pb2.PushHeader) -> tuple[RunningShard, Contribution]:
+        """The contribution that lies in shared memory, and the shard it is for. Raises ProtocolError."""
+        self.used_at = time.monotonic()
+        shard = self._host.ready()
+        with self._checking():
+            used = self._begin(header, shard)
+            if not (header.HasField("shared") and header.shared.checked):
+                raise errors.ProtocolError("gradients that do not lie in shared memory, or are not checked, are pushed")
+            with self.intake.receiving(shard.queued, shard.nbytes):
+                needed = shard.tensors.chunks_used(used)
+                lying = shard.sharing.contribution(header.shared, header.worker, needed)
+                # It is checked when it is summed, so that it is read once.
+                return shard, contribution_of(header, lying, shard, used, checked=False)
+
+    async def take(
+        self, shard: RunningShard, contribution: Contribution, header: shard_pb2.PushHeader
+    ) -> shard_pb2.PushResponse:
+        """Count a contribution that lies in shared memory, once."""
+        shard.drafts(contribution, header)  # all of it is there, while contributions of other hosts may still arrive
+        nbytes = sum(tensor.nbytes for tensor in contribution.chunks.values())
+        return await self.count(shard, contribution, header, nbytes)
 
     @contextmanager
-    def checking(self) -> Iterator[None]:
+    def _checking(self) -> Iterator[None]:
         """Context in which a contribution is checked; a ProtocolError refuses it."""
         try:
             yield
@@ -118,32 +133,18 @@ class Contributions:
             self.refused += 1
             raise
 
-    def in_memory(self, header: shard_pb2.PushHeader) -> tuple[RunningShard, Contribution]:
-        """The contribution that lies in shared memory, and the shard it is for. Raises ProtocolError."""
-        self.used_at = time.monotonic()
-        shard = self._host.ready()
-        reach("push.recv", header.base_version)
-        used = self._checked_used(header, shard)
-        if not (header.HasField("shared") and header.shared.checked):
-            raise errors.ProtocolError("gradients that do not lie in shared memory, or are not checked, are pushed")
-        with self.intake.receiving(shard.queued, shard.nbytes):
-            needed = shard.tensors.chunks_used(used)
-            lying = shard.sharing.contribution(header.shared, header.worker, needed)
-            return shard, contribution_of(header, lying, shard, used)
-
     async def count(
         self, shard: RunningShard, contribution: Contribution, header: shard_pb2.PushHeader, nbytes: int
     ) -> shard_pb2.PushResponse:
         """Count a contribution of ``nbytes`` bytes that has passed all checks."""
         self.pushed += nbytes
-        if header.HasField("shared"):  # all of it is there, while contributions of other hosts may still arrive
-            shard.drafts(contribution, header)
         pushed, own = await shard.push(contribution, header)
         reach("reply.drop", contribution.base_version)
         return shard_pb2.PushResponse(outcome=_OUTCOMES[pushed.outcome], version=pushed.version, own=own)
 
-    def _checked_used(self, header: shard_pb2.PushHeader, shard: RunningShard) -> frozenset[int]:
-        """The tensors that a push has gradients for, once its header has passed all checks."""
+    def _begin(self, header: shard_pb2.PushHeader, shard: RunningShard) -> frozenset[int]:
+        """A push begins: check its header. Returns the tensors that it has gradients for."""
+        reach("push.recv", header.base_version)
         self._host.process.check_job(header.job)
         counting("samples", header.samples, MAX_SAMPLES)
         counting("clock", header.clock)
@@ -169,7 +170,7 @@ def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:
 
 
 def contribution_of(
-    header: shard_pb2.PushHeader, chunks: Mapping[int, Tensor], shard: RunningShard, used: frozenset[int]
+    header: shard_pb2.PushHeader, chunks: Mapping[int, Tensor], shard: RunningShard, used: frozenset[int], checked: bool
 ) -> Contribution:
     """The contribution of a push whose header has passed all checks. Raises ProtocolError for hyper-parameters."""
     return Contribution(
@@ -184,6 +185,5 @@ def contribution_of(
         schedule=header.schedule,
         clip_norm=header.clip_norm,
         nonce=header.nonce,
-        # Gradients in shared memory are checked when they are summed, so that they are read once.
-        checked=not (header.HasField("shared") and header.shared.checked),
+        checked=checked,
     )

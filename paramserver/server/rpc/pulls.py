@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from paramserver import errors
 from paramserver.compress.base import Compressor
 from paramserver.compress.registry import FOR_PULL, reader
 from paramserver.core.versions.events import AnswerPull, PullAsked
@@ -29,12 +30,15 @@ _MAX_WAIT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pulling:
-    """A pull that has passed all checks. ``ask``: makes the question to the shard out of the number of the call."""
+    """A pull that has passed all checks. ``ask``: makes the question to the shard out of the number of the call.
+
+    ``shares``: the worker reads weights where they are.
+    """
 
     shard: RunningShard
     ask: Callable[[int], PullAsked]
     rounding: Compressor | None
-    attached: bool
+    shares: bool = False
 
 
 class Pulls:
@@ -54,10 +58,10 @@ class Pulls:
 
     async def pull(self, request: shard_pb2.PullRequest) -> AsyncIterator[AnyFrame]:
         """Answer with a whole published version as soon as the state machine says so, or `ready = false` in time."""
-        pulling = self.checked(request)
+        pulling = self._checked(request)
         shard, rounding = pulling.shard, pulling.rounding
         ahead = None
-        if request.ahead and not pulling.attached:
+        if request.ahead:
             worker = request.worker if request.acks else None
             ahead = Ahead(shard, pulling.ask, request.wait_s, rounding, worker)
             async with aclosing(ahead.frames()) as drafts:
@@ -67,7 +71,7 @@ class Pulls:
             pulled = ahead.pulled
         else:
             pulled = await shard.pull(pulling.ask, request.wait_s)
-        header, version = await self.header(pulling, request, pulled)
+        header, version = await self._header(pulling, request, pulled)
         yield frame_of(shard_pb2.FrameHeader(pull=header))
         if version is None:
             return
@@ -88,31 +92,34 @@ class Pulls:
             shard.trace.sent(request.worker, began, version.number, self.pulled - before)
 
     async def exchange(self, request: shard_pb2.ExchangeRequest) -> shard_pb2.ExchangeResponse:
-        """Push and pull in one, for workers whose gradients and weights lie in shared memory.
+        """A push, a pull, or first the one and then the other, of a worker that shares memory.
 
-        Count a contribution, once, then answer with the header of a version as a pull does.
+        Count a contribution, once. Answer with the header of a version as a pull does.
         """
-        with self._contributions.checking():
-            shard, contribution = self._contributions.in_memory(request.push)
-            pulling = self.checked(request.pull)
-        nbytes = sum(tensor.nbytes for tensor in contribution.chunks.values())
-        pushed = await self._contributions.count(shard, contribution, request.push, nbytes)
-        pulled = await shard.pull(pulling.ask, request.pull.wait_s)
-        answer, _ = await self.header(pulling, request.pull, pulled)
-        return shard_pb2.ExchangeResponse(pushed=pushed, pulled=answer)
+        lying = self._contributions.lying(request.push) if request.HasField("push") else None
+        pulling = self._checked(request.pull, shares=True) if request.HasField("pull") else None
+        if lying is None and pulling is None:
+            raise errors.ProtocolError("an exchange has a push or a pull")
+        pushed = await self._contributions.take(*lying, request.push) if lying is not None else None
+        if pulling is None:
+            return shard_pb2.ExchangeResponse(pushed=pushed)
+        pulled = await pulling.shard.pull(pulling.ask, request.pull.wait_s)
+        header, _ = await self._header(pulling, request.pull, pulled)
+        return shard_pb2.ExchangeResponse(pushed=pushed, pulled=header)
 
-    def checked(self, request: shard_pb2.PullRequest) -> Pulling:
+    def _checked(self, request: shard_pb2.PullRequest, shares: bool = False) -> Pulling:
         """Check a pull."""
         self._host.process.check_job(request.job)
         want = want_from_proto(request)
         seconds("wait_s", request.wait_s, _MAX_WAIT_S)
         rounding = reader(request.encoding, FOR_PULL)
         shard = self._host.ready(active=False)
-        # Slots hold the weights as they are.
-        attached = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker) and not rounding
-        return Pulling(shard, lambda call: PullAsked(call, request.worker, want, request.timeline), rounding, attached)
+        if shares:  # slots hold the weights as they are
+            known = request.HasField("shared") and shard.sharing.asks(request.shared, request.worker)
+            shares = known and rounding is None
+        return Pulling(shard, lambda call: PullAsked(call, request.worker, want, request.timeline), rounding, shares)
 
-    async def header(
+    async def _header(
         self, pulling: Pulling, request: shard_pb2.PullRequest, pulled: AnswerPull | None
     ) -> tuple[shard_pb2.PullHeader, Version | None]:
         """The header of an answer, and the version whose chunks follow; None if no chunks follow."""
@@ -124,7 +131,7 @@ class Pulls:
         version = shard.versions[pulled.version]
         frozen = request.include_frozen
         bare = request.header_only
-        slot = await self._slot(shard, version) if pulling.attached and not bare else None
+        slot = await self._slot(shard, version) if pulling.shares and not bare else None
         if slot is not None and not shard.sharing.lend(request.shared.attachment, slot):
             slot = None
         if slot is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk
 from paramserver.failpoints import reach
+from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.replicas.facts import facts_from_proto
 from paramserver.server.replicas.lent import Lent
@@ -88,35 +89,47 @@ class Replicas:
             lent.line.close()
         return shard_pb2.LendResponse()
 
-    async def forward(self, frames: AsyncIterator[bytes]) -> shard_pb2.ForwardResponse:
+    async def forward(self, frames: AsyncIterator[AnyFrame]) -> shard_pb2.ForwardResponse:
         """Take in what the next version is made of. It may be repeated.
 
         The answer says that all of it is here, and that nothing older is needed any more.
         """
-        shard, used = self._backup(), frozenset[int]()
+        shard = self._backup()
 
         def expect(header: shard_pb2.FrameHeader) -> tuple[Mapping[int, Chunk], int]:
-            nonlocal used
             self._check(shard, header.forward.job, header.forward.timeline, header.forward.placement)
-            used = unpack_mask(header.forward.used, len(shard.tensors.layout.tensors))
-            _fits(shard, header.forward.version)
             if header.forward.HasField("shared"):
-                return {}, header.forward.chunks
-            return shard.tensors.chunks_used(used), header.forward.chunks
+                raise errors.ProtocolError("a content that lies in lent memory comes with Shard.ForwardLent")
+            _fits(shard, header.forward.version)
+            return shard.tensors.chunks_used(_used(shard, header.forward)), header.forward.chunks
 
         upload = await receive(frames, "forward", expect, open_end=True)
-        header = upload.header.forward
+        return await self._follow(shard, upload.header.forward, upload.chunks)
+
+    async def forward_lent(self, header: shard_pb2.ForwardHeader) -> shard_pb2.ForwardResponse:
+        """The same for a content in memory that the primary has lent."""
+        shard = self._backup()
+        if not header.HasField("shared") or header.ahead:
+            raise errors.ProtocolError("a content that does not lie in lent memory comes with Shard.Forward")
+        self._check(shard, header.job, header.timeline, header.placement)
+        _fits(shard, header.version)
+        return await self._follow(shard, header, {})
+
+    async def _follow(
+        self, shard: RunningShard, header: shard_pb2.ForwardHeader, came: dict[int, Tensor]
+    ) -> shard_pb2.ForwardResponse:
+        used = _used(shard, header)
         async with self._turn:
             self._check(shard, header.job, header.timeline, header.placement)
             if header.ahead:
-                shard.copies.ahead = header.version, header.draft, upload.chunks
+                shard.copies.ahead = header.version, header.draft, came
                 return shard_pb2.ForwardResponse()
             while _makes(shard, header.version):  # then it reads nothing older
                 await shard.moved()
                 self._check(shard, header.job, header.timeline, header.placement)
             reach("forward.received", header.version)
             if _fits(shard, header.version):
-                chunks = _all_of(shard, header, used, upload.chunks)
+                chunks = _all_of(shard, header, used, came)
                 if chunks is None:
                     return shard_pb2.ForwardResponse(unreadable=True)
                 shard.copies.ahead = 0, 0, {}
@@ -127,7 +140,7 @@ class Replicas:
                     await shard.arithmetic(lambda: shard.copies.following.make(made_of))
         return shard_pb2.ForwardResponse()
 
-    async def catch_up(self, frames: AsyncIterator[bytes]) -> shard_pb2.CatchUpResponse:
+    async def catch_up(self, frames: AsyncIterator[AnyFrame]) -> shard_pb2.CatchUpResponse:
         """Take in chunks as they are in one version; with the last ones the backup has all of the shard."""
         shard = self._backup()
         brought = BroughtState(shard.tensors, trusted=True)
@@ -181,6 +194,11 @@ class Replicas:
             raise errors.FencedError(f"this server is on timeline {shard.config.timeline}, not {timeline}")
         if not shard.state.backup or shard.copies.promoted or placement < shard.copies.placement:
             raise errors.FencedError(_REPLACED)
+
+
+def _used(shard: RunningShard, header: shard_pb2.ForwardHeader) -> frozenset[int]:
+    """The tensors that a content has numbers for. Raises ProtocolError."""
+    return unpack_mask(header.used, len(shard.tensors.layout.tensors))
 
 
 def _fits(shard: RunningShard, version: int) -> bool:

@@ -15,6 +15,7 @@ from paramserver.core.layout.hypers import validate
 from paramserver.core.layout.plan import Chunk, Kind, Plan
 from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
+from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.replicas.filling import fill
@@ -177,7 +178,7 @@ class Setup:
             await self._host.replace(made)
         return shard_pb2.RestoreResponse(version=manifest.version, layout_digest=made.digest)
 
-    async def initialize(self, frames: AsyncIterator[bytes]) -> shard_pb2.InitializeResponse:
+    async def initialize(self, frames: AsyncIterator[AnyFrame]) -> shard_pb2.InitializeResponse:
         """Stage version 0, and the optimizer state that comes with it.
 
         It is published by :meth:`activate` only, so that no two uploads can mix.

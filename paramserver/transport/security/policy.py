@@ -62,6 +62,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.SetHolders": frozenset({COORDINATOR}),
     "Shard.Lend": frozenset({SERVER}),
     "Shard.Forward": frozenset({SERVER}),
+    "Shard.ForwardLent": frozenset({SERVER}),
     "Shard.CatchUp": frozenset({SERVER}),
     "Shard.OpenBulk": ROLES,  # each call over the connection is checked again
 }

@@ -1,8 +1,8 @@
-"""The transport between two processes of one host that share memory: calls over a socket that they have handed over.
+"""The transport between two processes of one host that share memory: unary calls over a socket that they handed over.
 
 A small call there and back takes a fraction of the time of gRPC. When the bytes lie in shared memory, calls are most of
-a step. A :class:`LocalChannel` belongs to a channel of another kind, which is used once the socket is gone. Whether the
-other process may call was decided when the socket was handed over.
+a step. A :class:`LocalChannel` belongs to a channel of another kind, which is used once the socket is gone, and for all
+streams. Whether the other process may call was decided when the socket was handed over.
 """
 
 from __future__ import annotations
@@ -10,117 +10,37 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.frames import AnyFrame
 from paramserver.transport.base import (
     MAX_MESSAGE_BYTES,
     Caller,
     Channel,
-    Frames,
     Method,
     MethodKind,
-    answer,
-    each,
     find,
-    frame,
     handlers,
     reply,
     set_addressed,
     set_caller,
 )
-from paramserver.transport.envelopes import WINDOW, pack, unpack
+from paramserver.transport.envelopes import pack, unpack
 from paramserver.transport.failures import answered, in_time, remote_error, unavailable, unknown_call
 from paramserver.transport.security.policy import CALLERS
 from paramserver.v1.local_pb2 import Envelope
 
-T = TypeVar("T")
-
-# The reader of a call lets so many more messages come when it has taken as many.
-_REFILL = WINDOW // 2
 _STOPPED = "it stopped or closed the connection"
 _CLOSED = "this channel is closed"
-
-
-class _Stream:
-    """The messages of one call, both ways, at one of its ends."""
-
-    def __init__(self, line: _Line, call: int, caller: bool) -> None:
-        self._line, self._call, self._caller = line, call, caller
-        self._come: deque[bytes] = deque()
-        self._changed = asyncio.Event()
-        self._credit, self._taken = WINDOW, 0
-        # Whether the other end sends no more; the reason, if the call has failed.
-        self.ended = False
-        self.failure: errors.ParamServerError | None = None
-
-    def hear(self, envelope: Envelope) -> None:
-        """Take in an envelope that has come for this call."""
-        self._come.extend(envelope.messages)
-        self._credit += envelope.credit
-        if envelope.error:
-            self.failure = remote_error(envelope.error, envelope.text)
-        self.ended = self.ended or envelope.end or bool(envelope.error)
-        self._changed.set()
-
-    def break_off(self, failure: errors.ParamServerError) -> None:
-        """Nothing more can come."""
-        self.failure, self.ended = self.failure or failure, True
-        self._changed.set()
-
-    async def take(self) -> bytes | None:
-        """The next message, None after the last one. Raises what the call failed with."""
-        while not self._come:
-            if self.failure is not None:
-                raise self.failure
-            if self.ended:
-                return None
-            await self._change()
-        self._taken += 1
-        if self._taken % _REFILL == 0 and not self.ended:
-            self._line.post(Envelope(call=self._call, credit=_REFILL))
-        return self._come.popleft()
-
-    async def rest(self) -> AsyncIterator[bytes]:
-        """All messages that still come."""
-        while (raw := await self.take()) is not None:
-            yield raw
-
-    async def send(self, raw: bytes, method: str = "", end: bool = False) -> bool:
-        """Send a message when there is room. False: the call has ended already, or nobody is there."""
-        while self._credit <= 0 and not self._over:
-            await self._change()
-        if self._over:
-            return False
-        self._credit -= 1
-        self._line.post(Envelope(call=self._call, method=method, messages=[raw], end=end))
-        await self._line.drained()
-        return True
-
-    def post(self, **fields: Any) -> None:
-        """Send an envelope of this call that is no message."""
-        self._line.post(Envelope(call=self._call, **fields))
-
-    @property
-    def _over(self) -> bool:
-        return self._line.gone or (self._caller and self.ended)
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
 
 
 class _Line(asyncio.Protocol):
     """One end of the socket. What is sent in one turn of the loop goes out together."""
 
     def __init__(self) -> None:
-        self.streams: dict[int, _Stream] = {}
         self.gone = False
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -130,7 +50,12 @@ class _Line(asyncio.Protocol):
         self._room.set()
 
     def heard(self, envelope: Envelope) -> None:
-        """Take in an envelope that belongs to no stream."""
+        """Take in an envelope."""
+        raise NotImplementedError
+
+    def lost(self) -> None:
+        """Nothing comes any more."""
+        raise NotImplementedError
 
     def post(self, envelope: Envelope) -> None:
         """Send it in this turn of the loop, whether or not there is room."""
@@ -161,15 +86,10 @@ class _Line(asyncio.Protocol):
         self._lose()
 
     def _lose(self) -> None:
-        self.gone = True
-        self._room.set()
-        streams, self.streams = self.streams, {}
-        for stream in streams.values():
-            stream.break_off(self.loss())
-
-    def loss(self) -> errors.ParamServerError:
-        """The error of all calls in flight when the line is gone."""
-        return errors.UnavailableError("the other process is gone")
+        if not self.gone:
+            self.gone = True
+            self._room.set()
+            self.lost()
 
     # ---- asyncio's
 
@@ -195,13 +115,7 @@ class _Line(asyncio.Protocol):
         self._come += data
         try:
             for envelope in unpack(self._come):
-                stream = self.streams.get(envelope.call)
-                if stream is None:
-                    self.heard(envelope)
-                else:
-                    stream.hear(envelope)
-                    if envelope.cancel:
-                        self.heard(envelope)
+                self.heard(envelope)
         except errors.ProtocolError:
             self.close()
 
@@ -221,7 +135,9 @@ class LocalServer(_Line):
         super().__init__()
         self._caller, self._shard = caller, shard
         self._handlers = {
-            method.name: (method, handler) for method, handler in handlers(services) if method.kind in _ANSWERS
+            method.name: (method, handler)
+            for method, handler in handlers(services)
+            if method.kind is MethodKind.UNARY  # streams go over other channels
         }
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -232,23 +148,19 @@ class LocalServer(_Line):
             if call in self._tasks:  # the call may have come in the same piece; it begins in spite of that
                 self._loop.call_soon(self._tasks[call].cancel)
         elif envelope.method and call not in self._tasks:
-            stream = self.streams[call] = _Stream(self, call, caller=False)
-            stream.hear(envelope)
-            task = self._tasks[call] = self._loop.create_task(self._answer(stream, envelope.method))
-            task.add_done_callback(lambda _: self._ended(call))
+            task = self._tasks[call] = self._loop.create_task(self._answer(envelope))
+            task.add_done_callback(lambda _: self._tasks.pop(call))
 
-    def _ended(self, call: int) -> None:
-        del self._tasks[call]
-        self.streams.pop(call, None)
-
-    async def _answer(self, stream: _Stream, name: str) -> None:
+    async def _answer(self, asked: Envelope) -> None:
         set_caller(self._caller)
         set_addressed(self._shard)
         try:
-            method, handler = self._find(name)
-            await answered(name, lambda: _ANSWERS[method.kind](stream, method, handler))
+            method, handler = self._find(asked.method)
+            raw = await answered(asked.method, lambda: reply(method, handler, asked.message))
+            self.post(Envelope(call=asked.call, message=raw))
         except errors.ParamServerError as error:
-            stream.post(error=type(error).__name__, text=str(error))
+            self.post(Envelope(call=asked.call, error=type(error).__name__, text=str(error)))
+        await self.drained()
 
     def _find(self, name: str) -> tuple[Method, Any]:
         if name not in self._handlers:
@@ -257,22 +169,17 @@ class LocalServer(_Line):
             raise errors.DeniedError(f"{name}: permission denied")
         return self._handlers[name]
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def lost(self) -> None:
         """The caller is gone, or this end has hung up."""
-        super().connection_lost(exc)
-        self._abandon()
-
-    def _abandon(self) -> set[asyncio.Task[None]]:
-        tasks = set(self._tasks.values())
-        for task in tasks:
+        for task in self._tasks.values():
             task.cancel()
-        return tasks
 
     async def stop(self, grace: float = 0.0) -> None:
         """Give calls in flight ``grace`` seconds, then cancel them, wait for their end, hang up."""
         if self._tasks and grace > 0:
             await asyncio.wait(self._tasks.values(), timeout=grace)
-        if tasks := self._abandon():
+        if tasks := list(self._tasks.values()):
+            self.lost()
             await asyncio.wait(tasks)
         self.close()
 
@@ -289,134 +196,81 @@ async def serve(
     return server
 
 
-async def _first(stream: _Stream, method: Method) -> bytes:
-    raw = await stream.take()
-    if raw is None:
-        raise errors.ProtocolError(f"{method.name}: the call has no message")
-    return raw
-
-
-async def _unary(stream: _Stream, method: Method, handler: Any) -> None:
-    await stream.send(await reply(method, handler, await _first(stream, method)), end=True)
-
-
-async def _upload(stream: _Stream, method: Method, handler: Any) -> None:
-    await stream.send(await reply(method, handler, stream.rest()), end=True)
-
-
-async def _download(stream: _Stream, method: Method, handler: Any) -> None:
-    async def send(item: bytes) -> None:
-        if not await stream.send(item):
-            raise errors.UnavailableError("the caller went away in the middle of the answer")
-
-    await answer(method, handler, await _first(stream, method), send, frame)
-    stream.post(end=True)
-
-
-_ANSWERS: dict[MethodKind, Any] = {
-    MethodKind.UNARY: _unary,
-    MethodKind.UPLOAD: _upload,
-    MethodKind.DOWNLOAD: _download,
-}
-
-
 # ---- the calling side
 
 
-class _Caller(_Line):
+class _Asking(_Line):
     """The calling end."""
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers = itertools.count(1)
+        # By call. An answer of None: the line was lost.
+        self._waiting: dict[int, asyncio.Future[Envelope | None]] = {}
 
-    def begin(self) -> tuple[int, _Stream]:
-        """A call, of which nothing has been sent yet."""
+    async def ask(self, method: str, request: bytes) -> Envelope | None:
+        """Make a call and wait for its answer; None if the line is lost. Cancelling it gives the call up."""
+        if self.gone:
+            return None
         call = next(self._numbers)
-        stream = self.streams[call] = _Stream(self, call, caller=True)
-        return call, stream
+        coming: asyncio.Future[Envelope | None] = self._loop.create_future()
+        self._waiting[call] = coming
+        try:
+            self.post(Envelope(call=call, method=method, message=request))
+            await self.drained()
+            return await coming
+        finally:
+            del self._waiting[call]
+            if coming.cancelled() or not coming.done():
+                self.post(Envelope(call=call, cancel=True))
+
+    def heard(self, envelope: Envelope) -> None:
+        """The answer to a call has come, unless the call was given up."""
+        coming = self._waiting.get(envelope.call)
+        if coming is not None and not coming.done():
+            coming.set_result(envelope)
+
+    def lost(self) -> None:
+        """The other process is gone, or this end has hung up."""
+        for coming in self._waiting.values():
+            if not coming.done():
+                coming.set_result(None)
 
 
 class LocalChannel:
-    """See `base.Channel`. ``main`` leads to the same peer; calls go over it when the other end of ``sock`` is gone.
+    """See `base.Neighbour`. ``main`` leads to the same peer; calls go over it when the other end of ``sock`` is gone.
 
     Takes ``sock`` over, but not ``main``: :meth:`close` leaves that open.
     """
 
+    undisturbed = True
+
     def __init__(self, main: Channel, sock: socket.socket) -> None:
-        self.kind, self.address = main.kind, main.address
         self._main = main
         self._sock: socket.socket | None = sock
-        self._line: _Caller | None = None
+        self._line: _Asking | None = None
         self._joining: asyncio.Task[None] | None = None
         self._closed = False
 
-    @property
-    def undisturbed(self) -> bool:
-        """See `base.Neighbour`."""
-        return True
-
-    @property
-    def alive(self) -> bool:
-        """Whether calls go over the socket, as far as that is known."""
-        return not self._closed and (self._line is None or not self._line.gone)
-
     async def call(self, method: str, request: Message, *, timeout: float) -> Message:
-        """See `base.Channel`."""
-        found = find(method, MethodKind.UNARY)
-        if (line := await self._present(method)) is None:
+        """See `base.Neighbour`."""
+        found, where = find(method, MethodKind.UNARY), f"{method} at {self._main.address}"
+        if self._closed:
+            raise unavailable(where, _CLOSED)
+        line = await self._present()
+        if line is None or line.gone:
             return await self._main.call(method, request, timeout=timeout)
-        raw = found.encode_request(request)
-        with _Calling(self, line, method, timeout) as calling:
-            return found.decode_response(await calling.within(calling.ask(raw)))
-
-    async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
-        """See `base.Channel`."""
-        found = find(method, MethodKind.UPLOAD)
-        if (line := await self._present(method)) is None:
-            return await self._main.upload(method, frames, timeout=timeout)
-
-        async def talk(calling: _Calling) -> bytes:
-            name, former = method, None
-            async for raw in each(frames):
-                if former is not None:
-                    if not await calling.stream.send(former, name):
-                        return await calling.last()
-                    name = ""
-                former = frame(found, raw)
-            if former is None:
-                calling.stream.post(method=name, end=True)
-            else:
-                await calling.stream.send(former, name, end=True)
-            return await calling.last()
-
-        with _Calling(self, line, method, timeout) as calling:
-            return found.decode_response(await calling.within(talk(calling)))
-
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
-        """See `base.Channel`."""
-        found = find(method, MethodKind.DOWNLOAD)
-        raw = found.encode_request(request)
-        if (line := await self._present(method)) is None:
-            async with aclosing(self._main.download(method, request, timeout=timeout)) as frames:
-                async for item in frames:
-                    yield item
-            return
-        with _Calling(self, line, method, timeout) as calling:
-            await calling.within(calling.stream.send(raw, method, end=True))
-            while (raw_answer := await calling.within(calling.stream.take())) is not None:
-                yield raw_answer
-
-    def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
-        """See `base.Channel`. Goes over the main channel."""
-        return self._main.session(method, requests)
-
-    def beside(self, sock: socket.socket) -> LocalChannel:
-        """See `base.Channel`."""
-        return LocalChannel(self, sock)
+        deadline = asyncio.get_running_loop().time() + timeout
+        answer = await in_time(where, timeout, deadline, line.ask(method, found.encode_request(request)))
+        if answer is None:
+            raise unavailable(where, _CLOSED if self._closed else _STOPPED)
+        if answer.error:
+            error = remote_error(answer.error, answer.text)
+            raise unknown_call(where) if isinstance(error, errors.VersionMismatchError) and not answer.text else error
+        return found.decode_response(answer.message)
 
     async def close(self) -> None:
-        """See `base.Channel`."""
+        """See `base.Neighbour`."""
         self._closed = True
         if self._joining is not None:
             await asyncio.wait([self._joining])
@@ -425,67 +279,17 @@ class LocalChannel:
         elif self._sock is not None:
             self._sock.close()
 
-    def why(self) -> str:
-        """The reason why no answer comes."""
-        return _CLOSED if self._closed else _STOPPED
-
-    async def _present(self, method: str) -> _Caller | None:
-        """The line, None if it is gone."""
-        if self._closed:
-            raise unavailable(f"{method} at {self.address}", _CLOSED)
+    async def _present(self) -> _Asking | None:
+        """The line. None: it could not be joined."""
         if self._line is None:
             if self._joining is None:
                 self._joining = asyncio.get_running_loop().create_task(self._join())
             await asyncio.shield(self._joining)
-        return self._line if self._line is not None and not self._line.gone else None
+        return self._line
 
     async def _join(self) -> None:
         sock, self._sock = self._sock, None
         assert sock is not None, "a socket is joined once"
-        line = _Caller()
+        line = _Asking()
         await _join(line, sock)
         self._line = line
-
-
-class _Calling:
-    """One call. Leaving the context gives up what is left of it."""
-
-    def __init__(self, channel: LocalChannel, line: _Caller, method: str, timeout: float) -> None:
-        self._channel, self._line, self._method, self._timeout = channel, line, method, timeout
-        self._deadline = asyncio.get_running_loop().time() + timeout
-        self._number, self.stream = line.begin()
-
-    @property
-    def _where(self) -> str:
-        return f"{self._method} at {self._channel.address}"
-
-    def __enter__(self) -> _Calling:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._line.streams.pop(self._number, None)
-        if not self.stream.ended:
-            self.stream.post(cancel=True)
-
-    async def ask(self, raw: bytes) -> bytes:
-        """One message there, one back."""
-        await self.stream.send(raw, self._method, end=True)
-        return await self.last()
-
-    async def last(self) -> bytes:
-        """The message of the answer, which is the last one of the call."""
-        raw = await self.stream.take()
-        if raw is None:
-            raise errors.ProtocolError(f"{self._where}: the answer has no message")
-        return raw
-
-    async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do a part of the call's work. Raises DeadlineError, or UnavailableError if the line is lost."""
-        try:
-            return await in_time(self._where, self._timeout, self._deadline, work)
-        except errors.VersionMismatchError as error:
-            raise error if str(error) else unknown_call(self._where) from None
-        except errors.UnavailableError:
-            if self._line.gone:
-                raise unavailable(self._where, self._channel.why()) from None
-            raise

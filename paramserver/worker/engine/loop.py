@@ -13,7 +13,7 @@ from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.engine.rollback import Rollback
 from paramserver.worker.flat import PartialSum
-from paramserver.worker.gradients.leaving import EarlyChunks
+from paramserver.worker.gradients.leaving import Leaving
 from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
@@ -146,7 +146,7 @@ class Loop:
 
     def begin_early(
         self, item: Item, samples: int, groups: Callable[[], Sequence[types_pb2.GroupHypers]]
-    ) -> tuple[PartialSum, EarlyChunks] | None:
+    ) -> tuple[PartialSum, Leaving] | None:
         """Begin to push the contribution of ``item`` while it is computed; None where that is not possible.
 
         Returns the partial sum to fill, which :meth:`contribute` must get, and the object to tell of each tensor in it.

@@ -10,6 +10,7 @@ from typing import cast
 import structlog
 
 from paramserver import errors
+from paramserver.core.versions.events import AtLeast
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.engine.rollback import Rollback
 from paramserver.worker.flat import FlatSpace
@@ -17,6 +18,7 @@ from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.links.cuts import pull_cut
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.links.states import Parts
 from paramserver.worker.weights.weights import Weights
 
@@ -68,7 +70,7 @@ class Reading:
         except errors.FencedError:
             raise
         except errors.StaleViewError:  # synchronous by now
-            results = self._member.do(self._shards.links.pulls.pull_version(0))
+            results = self._member.do(self._shards.links.pulls.ask(Pull(AtLeast(0))))
         self._weights.install(results)
 
     async def _snapshot(self) -> Sequence[int]:

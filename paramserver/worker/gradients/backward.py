@@ -13,7 +13,7 @@ from paramserver.worker.flat import PartialSum, put
 if TYPE_CHECKING:
     from torch import nn
 
-    from paramserver.worker.gradients.leaving import EarlyChunks
+    from paramserver.worker.gradients.leaving import Leaving
 
 # So many elements are compared at a time, so that they stay in cache.
 _TILE = 262_144
@@ -25,21 +25,21 @@ class Backward:
     def __init__(self, parameters: Mapping[int, nn.Parameter]) -> None:
         self._parameters = parameters
         self._partial: PartialSum | None = None
-        self._chunks: EarlyChunks | None = None
+        self._leaving: Leaving | None = None
         self._again = False
         for index, parameter in parameters.items():
             if not parameter.requires_grad:  # a later gradient counts as a change by the script
                 continue
             parameter.register_post_accumulate_grad_hook(partial(self._made, index))  # type: ignore[no-untyped-call]
 
-    def begin(self, partial: PartialSum, chunks: EarlyChunks) -> None:
-        """From now on gradients go into ``partial``, and ``chunks`` hears of each gradient."""
-        self._partial, self._chunks, self._again = partial, chunks, False
+    def begin(self, partial: PartialSum, leaving: Leaving) -> None:
+        """From now on gradients go into ``partial``, and ``leaving`` hears of each gradient."""
+        self._partial, self._leaving, self._again = partial, leaving, False
 
     def end(self) -> bool:
         """The script has finished its gradients. True if they are, bit for bit, those that were taken up."""
         partial, self._partial = self._partial, None
-        self._chunks = None
+        self._leaving = None
         if partial is None or self._again:
             return False
         with torch.no_grad():
@@ -53,8 +53,8 @@ class Backward:
 
     def _made(self, index: int, parameter: torch.Tensor) -> None:
         """Autograd has finished a gradient."""
-        partial, chunks, gradient = self._partial, self._chunks, parameter.grad
-        if partial is None or chunks is None or gradient is None:
+        partial, leaving, gradient = self._partial, self._leaving, parameter.grad
+        if partial is None or leaving is None or gradient is None:
             return
         if gradient.is_sparse or index in partial.used:  # a second backward pass: the first gradient may have left
             self._again = True
@@ -62,7 +62,7 @@ class Backward:
         with torch.no_grad():
             put(partial.space.view(index), gradient, partial.samples)
         partial.used.add(index)
-        chunks.ready(index)
+        leaving.ready(index)
 
 
 def _same(place: torch.Tensor, gradient: torch.Tensor, samples: int) -> bool:

@@ -1,8 +1,8 @@
 """A contribution that leaves while the backward pass still computes it, chunk by chunk, as gradients become ready.
 
-An upload ends only when the script has called ``optimizer.step()`` and every gradient is, bit for bit, the gradient
-that was sent. Until then servers do not count the contribution. If the script has changed a gradient meanwhile (clipped
-it, added to it), the uploads break off, and the contribution is pushed after the backward pass.
+It is sealed only when the script has called ``optimizer.step()`` and every gradient is, bit for bit, the gradient that
+was sent. If the script has changed a gradient meanwhile (clipped it, added to it), the contribution is aborted, and is
+pushed after the backward pass.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import concurrent.futures
 from dataclasses import dataclass, replace
 
 from paramserver.core.layout.thresholds import EARLY_PUSH_BYTES
+from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import AsyncName
 from paramserver.worker.background import Background
 from paramserver.worker.flat import PartialSum, PartialSumPool
-from paramserver.worker.gradients.contribution import PushFacts
-from paramserver.worker.gradients.leaving import EarlyChunks
+from paramserver.worker.gradients.contribution import Outcomes, PushFacts
+from paramserver.worker.gradients.leaving import Leaving
 from paramserver.worker.links import ShardLinks
-from paramserver.worker.links.pushes import Outcomes
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.weights.pulled import Pulled
 
 # A smaller contribution does not leave early: its push ends as soon as it begins.
@@ -29,14 +30,13 @@ class Early:
     """A contribution that has begun to leave. ``partial`` is filled by the script's thread."""
 
     partial: PartialSum
-    facts: PushFacts
-    chunks: EarlyChunks
+    leaving: Leaving
     push: concurrent.futures.Future[Outcomes]
     pool: PartialSumPool
 
     def break_off(self) -> None:
-        """The contribution is not wanted: cancel its push and return its memory."""
-        self.push.cancel()
+        """The contribution is not wanted: abort it and return its memory."""
+        self.leaving.abort()
         self.push.add_done_callback(lambda _: self.pool.give(self.partial))
 
 
@@ -50,36 +50,37 @@ class EarlyPushes:
 
     def begin(
         self, links: ShardLinks, partial: PartialSum, facts: PushFacts, pool: PartialSumPool, begin_pull: bool = False
-    ) -> EarlyChunks:
+    ) -> Leaving:
         """Begin to push a contribution to all shards. The memory of ``partial`` returns to the pool if it breaks off.
 
         ``begin_pull``: the script may begin with the first weights of the pulled version.
         """
         self.drop()
-        chunks = EarlyChunks(links.plan, facts.used, self._background.loop)
-        push = self._background.submit(links.pushes.push(facts, partial.space.read, chunks))
-        self._present = Early(partial, facts, chunks, push, pool)
+        leaving = Leaving(links.plan, facts, partial.space.read)
+        push = leaving.begin(self._background, links.pushes.push(leaving))
+        self._present = Early(partial, leaving, push, pool)
         if isinstance(facts.name, AsyncName):  # the next version depends on other workers, too
-            return chunks
+            return leaving
         version = min(facts.base_versions) + 1
-        self._pull = version, self._background.submit(links.pulls.pull_version(version, ahead=True, begin=begin_pull))
-        return chunks
+        pull = Pull(AtLeast(version), ahead=True, begin=begin_pull)
+        self._pull = version, self._background.submit(links.pulls.ask(pull))
+        return leaving
 
-    def complete(self, partial: PartialSum, facts: PushFacts) -> concurrent.futures.Future[Outcomes] | None:
-        """The push of this contribution, if it is leaving early; the push of another contribution breaks off.
+    def complete(self, partial: PartialSum, facts: PushFacts) -> Leaving | None:
+        """This contribution, if it is leaving early and can be sealed; another contribution breaks off.
 
         None: ``partial`` belongs to the caller again.
         """
         early, self._present = self._present, None
         if early is None:
             return None
-        if partial is early.partial and replace(facts, nonce=early.facts.nonce) == early.facts:
-            early.chunks.seal()
-            return early.push
-        if partial is early.partial:
-            early.push.cancel()
-        else:
+        if partial is not early.partial:
             early.break_off()
+            return None
+        announced = early.leaving.facts
+        if replace(facts, nonce=announced.nonce) == announced:
+            return early.leaving
+        early.leaving.abort()
         return None
 
     def has(self, partial: PartialSum) -> bool:

@@ -6,7 +6,7 @@ import concurrent.futures
 
 from paramserver import errors
 from paramserver.v1 import coordinator_pb2, shard_pb2
-from paramserver.worker.links.pushes import Outcomes
+from paramserver.worker.gradients.contribution import Outcomes
 
 
 class HandedIn:

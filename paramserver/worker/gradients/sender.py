@@ -14,21 +14,22 @@ import structlog
 from paramserver import errors
 from paramserver.compress.options import Wire
 from paramserver.core.layout.plan import moving_bytes
+from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import Name, SyncName
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.device import Ticket
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients import early
-from paramserver.worker.gradients.contribution import PushFacts
+from paramserver.worker.gradients.contribution import Outcomes, PushFacts
 from paramserver.worker.gradients.foresight import Foresight
 from paramserver.worker.gradients.handed import HandedIn
-from paramserver.worker.gradients.leaving import EarlyChunks
+from paramserver.worker.gradients.leaving import Leaving
 from paramserver.worker.gradients.outgoing import ANY, Encoded, Outgoing
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
 from paramserver.worker.links import exchange as exchanges
-from paramserver.worker.links.pushes import Outcomes
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.memory.places import Places
 from paramserver.worker.weights.pulled import Pulled
 from paramserver.worker.weights.weights import Weights
@@ -102,8 +103,10 @@ class Sender:
         position = name.lo if isinstance(name, SyncName) else ANY
         encoded = self.outgoing.encode(position, partial, space, flush) if self.outgoing.lossy else {}
         facts = self._facts(name, partial, groups, clock, encoded)
-        begun = self._early.complete(partial, facts)
-        future = begun or self._member.submit(_when(ticket, self._shards.links.pushes.push(facts, space.read)))
+        links = self._shards.links
+        leaving = self._early.complete(partial, facts) or Leaving(links.plan, facts, space.read)
+        leaving.seal()
+        future = leaving.push or leaving.begin(self._member.background, _when(ticket, links.pushes.push(leaving)))
         self._pushing.add(future)
         if not self._slices.named_by_data:
             self.handed.pushed(future)
@@ -134,13 +137,14 @@ class Sender:
         links = self._shards.links
         channels = list(links.channels)
         with member.waiting():
-            facts = self._facts(name, partial, groups, 0, {})
-            found = exchanges.exchange(links, facts, name.step + 1, wait_s)
+            leaving = Leaving(links.plan, self._facts(name, partial, groups, 0, {}), partial.space.read)
+            leaving.seal()
+            found = exchanges.exchange(links, leaving, name.step + 1, wait_s)
         if found is False:
             return None
         self._places.pool.lend(partial, name.step, lambda: True)
         if found is True:
-            member.submit(links.pushes.exchanged(facts, partial.space.read, channels))
+            member.submit(links.pushes.exchanged(leaving, channels))
             return False
         self._weights.install(found)
         return True
@@ -156,7 +160,7 @@ class Sender:
 
     def begin_early(
         self, name: Name, alone: bool, clock: int, samples: int, groups: Callable[[], Sequence[types_pb2.GroupHypers]]
-    ) -> tuple[PartialSum, EarlyChunks] | None:
+    ) -> tuple[PartialSum, Leaving] | None:
         """Begin to push a contribution while it is computed; None where that is not possible.
 
         ``alone``: no other contribution is added to it before the push. Returns the partial sum to fill, which the
@@ -200,8 +204,8 @@ class Sender:
         begun = self._early.pull(version)
         if begun is not None:
             return begun
-        pulls = self._shards.links.pulls
-        return self._member.submit(pulls.pull_version(version, ahead=True, begin=self._weights.may_begin))
+        pull = Pull(AtLeast(version), ahead=True, begin=self._weights.may_begin)
+        return self._member.submit(self._shards.links.pulls.ask(pull))
 
     def wait_all(self, pushes: Sequence[PushFuture]) -> bool:
         """Wait for several pushes; raises the first error. False if, without a data set, one was not counted."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from paramserver import errors
 from paramserver.core.versions.events import Latest
+from paramserver.worker.links.pulls import Pull, exactly
 from paramserver.worker.links.shards import ShardLinks
 from paramserver.worker.weights.pulled import Pulled
 
@@ -25,11 +26,11 @@ async def pull_cut(links: ShardLinks, snapshot: Snapshot) -> list[Pulled]:
     """
     pulls = links.pulls
     if len(links.channels) == 1:
-        return await pulls.pull(Latest())
+        return await pulls.ask(Pull(Latest()))
     while True:
-        newest = await pulls.newest()
+        newest = await pulls.ask(Pull(Latest(), bare=True))
         versions = [one.version for one in newest] if same(newest) else await snapshot()
         try:
-            return await pulls.pull_exactly(versions)
+            return await pulls.ask(Pull(exactly(versions)))
         except errors.GoneError:  # a slow reader: there are newer ones by now
             continue

@@ -15,6 +15,8 @@ from paramserver.tracing import SCRIPT
 from paramserver.transport.direct import ask_all
 from paramserver.v1 import shard_pb2
 from paramserver.worker.gradients.contribution import PushFacts
+from paramserver.worker.gradients.leaving import Leaving
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.links.shards import ShardLinks
 from paramserver.worker.memory.shared import Attached
 from paramserver.worker.weights.pulled import Pulled, Slot, pulled_of
@@ -25,11 +27,12 @@ MOST_S = 0.25
 _GRACE_S = 0.1
 
 
-def exchange(links: ShardLinks, facts: PushFacts, version: int, wait_s: float) -> list[Pulled] | bool:
-    """Push to all shards and pull ``version`` from them, which must come within ``wait_s``.
+def exchange(links: ShardLinks, leaving: Leaving, version: int, wait_s: float) -> list[Pulled] | bool:
+    """Push a sealed contribution to all shards and pull ``version`` from them, which must come within ``wait_s``.
 
     True: all have counted the contribution, but the version has to be pulled. False: it has to be pushed.
     """
+    facts = leaving.facts
     shared, ways = links.near.shared, links.near.ways() if links.pulls.rounding is None else None
     if shared is None or ways is None or facts.slot is None or planned("worker.between_shards"):
         return False
@@ -62,5 +65,5 @@ def _request(
     links: ShardLinks, shard: int, way: Attached, facts: PushFacts, version: int, wait_s: float
 ) -> shard_pb2.ExchangeRequest:
     push = links.pushes.push_header(shard, facts, 0, way)
-    pull = links.pulls.pull_request(shard, AtLeast(version), wait_s, way)
+    pull = links.pulls.pull_request(shard, Pull(AtLeast(version), wait_s=wait_s), way)
     return shard_pb2.ExchangeRequest(push=push, pull=pull)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, Neighbour
 from paramserver.worker.links.targets import Targets
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class Near:
         channel, timeout_s = targets.channels[shard], min(timeout_s, _ATTACH_S)
         return await shared.attach(shard, channel, targets.job, targets.timeline, targets.worker(), timeout_s)
 
-    def way(self, shard: int) -> Channel:
-        """The channel for small messages to a server: a socket of this host if the server shares memory."""
+    def way(self, shard: int) -> Channel | Neighbour:
+        """The way for small messages to a server: a socket of this host if the server shares memory."""
         attached = self.attached(shard)
         return self._targets.channels[shard] if attached is None else attached.channel
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import structlog
 
 from paramserver import errors
-from paramserver.core.versions.events import AtClock, AtLeast, Exactly, Joining, Latest, Want
+from paramserver.core.versions.events import AtClock, AtLeast, Exactly, Joining, Want
 from paramserver.core.work.stealing import Assignment
 from paramserver.tensors.codec import split_frame
-from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import assignment_to_proto, put_want
 from paramserver.worker.gradients.flow_control import FlowControl
@@ -31,7 +31,40 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("paramserver.worker")
 
+# How long a server may keep a question before it says for whom it waits.
 _PARK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """One question for weights to all shards, and what the worker can use of an answer.
+
+    ``want``: with `AtLeast`, all shards answer with the same version, this one or a later one. With other wants, in
+    asynchronous mode, their versions may differ. A sequence has the want of each shard.
+    """
+
+    want: Want | Sequence[Exactly]
+    # Also the tensors that never change.
+    frozen: bool = False
+    # The header without the weights.
+    bare: bool = False
+    # The bytes of the weights, even if the model's parameters lie in memory shared with servers.
+    copied: bool = False
+    # Servers may send the version while they make it, and acknowledge chunks that this worker is pushing.
+    ahead: bool = False
+    # The answer is given when it has begun: the part of a large one that is still to come is its `Pulled.rest`.
+    begin: bool = False
+    # Seconds that a server may keep the question.
+    wait_s: float = _PARK_S
+
+    def of(self, shard: int) -> Want:
+        """What is wanted of a shard."""
+        return self.want[shard] if isinstance(self.want, Sequence) else self.want
+
+
+def exactly(versions: Iterable[int]) -> list[Exactly]:
+    """By shard, this version and no other. A server that has dropped its version answers GoneError."""
+    return [Exactly(version) for version in versions]
 
 
 class Pulls:
@@ -53,82 +86,48 @@ class Pulls:
         """Tell servers this assignment with each pull from now on; None: tell them nothing."""
         self._assignment = None if assignment is None else assignment_to_proto(assignment)
 
-    async def pull(self, want: Want, frozen: bool = False, ahead: bool = False, begin: bool = False) -> list[Pulled]:
-        """Each shard's answer to ``want``, by shard; in asynchronous mode their versions may differ.
-
-        ``ahead``: servers may send the version while they make it. ``begin``: return when all answers have begun; the
-        part of a large answer that is still to come is its `Pulled.rest`.
-        """
-        if isinstance(want, AtClock | Joining):
+    async def ask(self, pull: Pull) -> list[Pulled]:
+        """The answers of all shards. Raises what a shard answers, and DeadlineError if a version does not come."""
+        if isinstance(pull.want, AtClock | Joining):
             await self._questions.at_work()
-        begin = begin and self._near.shared is None and not frozen
-        one = self._begin_one if begin else partial(self._pull_one, frozen=frozen)
-        return await asyncio.gather(*(one(shard, want, ahead=ahead) for shard in range(len(self._targets))))
-
-    async def pull_version(
-        self, at_least: int, frozen: bool = False, ahead: bool = False, begin: bool = False
-    ) -> list[Pulled]:
-        """One version, the same of every shard: ``at_least`` or a later one that all have; the rest as in `pull`."""
-        results = await self.pull(AtLeast(at_least), frozen, ahead, begin)
-        while len({result.version for result in results}) > 1:
+        every = range(len(self._targets))
+        results = await self._ask_each(every, pull)
+        while isinstance(pull.want, AtLeast) and len({result.version for result in results}) > 1:
             # The oldest: a shard that is behind may stay so until this worker has done its part of that step.
             oldest = min(result.version for result in results)
             newer = [s for s, result in enumerate(results) if result.version > oldest]
             for shard in newer:
                 results[shard].drop()
+            plain = replace(pull, ahead=False, begin=False)
             try:
-                again = await asyncio.gather(*(self._pull_one(s, Exactly(oldest), frozen) for s in newer))
+                again = await self._ask_each(newer, replace(plain, want=Exactly(oldest)))
             except errors.GoneError:  # dropped, so every shard has a later one or will have it
                 for result in results:
                     result.drop()
-                results = await self.pull(AtLeast(oldest + 1), frozen)
+                results = await self._ask_each(every, replace(plain, want=AtLeast(oldest + 1)))
                 continue
             for shard, result in zip(newer, again, strict=True):
                 results[shard] = result
         return results
 
-    async def pull_exactly(self, versions: Sequence[int]) -> list[Pulled]:
-        """By shard, this version. Raises GoneError if a server has dropped its version."""
-        asked = (self._pull_one(shard, Exactly(version), False) for shard, version in enumerate(versions))
-        return await asyncio.gather(*asked)
-
-    async def newest(self) -> list[Pulled]:
-        """By shard, its newest version, without the weights."""
-        shards = range(len(self._targets))
-        return await asyncio.gather(*(self._pull_one(shard, Latest(), False, bare=True) for shard in shards))
-
-    async def again(self, versions: Sequence[int]) -> list[Pulled]:
-        """By shard, the version of the weights at hand once more. Raises GoneError if a server has dropped one."""
-        results = await self.pull_exactly(versions)
-        shared = self._near.shared
-        for shard, result in enumerate(results):
-            if result.slot is not None and shared is not None and not shared.copies:
-                result.chunks.update(shared.chunks_in(shard, result.slot))
-        return results
+    async def _ask_each(self, shards: Iterable[int], pull: Pull) -> list[Pulled]:
+        begins = pull.begin and self._near.shared is None and not pull.frozen
+        one = self._begin_one if begins else self._ask_one
+        return await asyncio.gather(*(one(shard, pull) for shard in shards))
 
     async def published(self, version: int) -> bool:
         """Whether all shards have published ``version`` already; False if that cannot be told just now."""
-        targets = self._targets
-
-        async def one(channel: Channel) -> bool:
-            request = shard_pb2.PullRequest(
-                job=targets.job, timeline=targets.timeline, worker=targets.worker(), wait_s=0.0, header_only=True
-            )
-            put_want(request, AtLeast(version))
-            ready = False
-            async for raw in channel.download("Shard.Pull", request, timeout=_PARK_S):
-                ready = split_frame(raw)[0].pull.ready
-            return ready
-
+        pull = Pull(AtLeast(version), bare=True, wait_s=0.0)
         try:
-            return all(await asyncio.gather(*(one(channel) for channel in targets.channels)))
+            attempts = (self._attempt(shard, pull, None, _PARK_S) for shard in range(len(self._targets)))
+            return all(isinstance(answer, Pulled) for answer in await asyncio.gather(*attempts))
         except errors.ParamServerError:
             return False
 
-    async def _begin_one(self, shard: int, want: Want, ahead: bool) -> Pulled:
+    async def _begin_one(self, shard: int, pull: Pull) -> Pulled:
         """A shard's answer as soon as it is known which version that is."""
         begun: asyncio.Future[Pulled] = asyncio.get_running_loop().create_future()
-        task = asyncio.ensure_future(self._pull_one(shard, want, False, ahead, begun))
+        task = asyncio.ensure_future(self._ask_one(shard, pull, begun))
         self._begun.add(task)
         task.add_done_callback(self._begun.discard)
         try:
@@ -143,19 +142,8 @@ class Pulls:
         pulled.rest.comes_by(task)
         return pulled
 
-    async def _pull_one(
-        self,
-        shard: int,
-        want: Want,
-        frozen: bool,
-        ahead: bool = False,
-        begun: asyncio.Future[Pulled] | None = None,
-        bare: bool = False,
-    ) -> Pulled:
-        """A shard's answer, when all of it is there. ``begun``: gets it before that, if there is a lot to come.
-
-        ``bare``: without the weights.
-        """
+    async def _ask_one(self, shard: int, pull: Pull, begun: asyncio.Future[Pulled] | None = None) -> Pulled:
+        """A shard's answer, when all of it is there. ``begun``: gets it before that, if there is a lot to come."""
         targets = self._targets
         deadline = time.monotonic() + targets.wait_timeout_s
         said = time.monotonic()
@@ -163,8 +151,8 @@ class Pulls:
             while True:
                 member = targets.worker()
                 try:
-                    ask = partial(self._ask, shard, want, frozen, ahead, begun, bare)
-                    answer = await targets.persist(shard, "to pull", ask, targets.nbytes[shard])
+                    attempt = partial(self._attempt, shard, pull, begun)
+                    answer = await targets.persist(shard, "to pull", attempt, targets.nbytes[shard])
                 except errors.RolledBackError:
                     raise
                 except errors.FencedError:
@@ -183,17 +171,21 @@ class Pulls:
         finally:
             self.waiting_for = ""
 
-    def pull_request(self, shard: int, want: Want, wait_s: float, attached: Attached | None) -> shard_pb2.PullRequest:
-        """A question for weights, which the server may answer after up to ``wait_s`` seconds."""
+    def pull_request(self, shard: int, pull: Pull, attached: Attached | None) -> shard_pb2.PullRequest:
+        """The message to a shard. ``attached``: the server shares memory, and the worker reads the weights there."""
         targets = self._targets
         request = shard_pb2.PullRequest(
             job=targets.job,
             timeline=targets.timeline,
             worker=targets.worker(),
-            wait_s=wait_s,
-            assignment=self._assignment,
+            wait_s=pull.wait_s,
+            include_frozen=pull.frozen,
+            header_only=pull.bare,
+            ahead=pull.ahead,
+            acks=pull.ahead and len(targets) > 1,
+            assignment=None if pull.bare else self._assignment,
         )
-        put_want(request, want)
+        put_want(request, pull.of(shard))
         if self.rounding is not None:
             request.encoding = self.rounding.encoding
         elif self._near.shared is not None and attached is not None:
@@ -208,49 +200,63 @@ class Pulls:
             await asyncio.sleep(0.05)
         return False
 
-    async def _ask(
-        self,
-        shard: int,
-        want: Want,
-        frozen: bool,
-        ahead: bool,
-        begun: asyncio.Future[Pulled] | None,
-        bare: bool,
-        timeout_s: float,
+    async def _attempt(
+        self, shard: int, pull: Pull, begun: asyncio.Future[Pulled] | None, timeout_s: float
     ) -> Pulled | str:
-        """One attempt: a shard's answer, or for whom it waits."""
+        """A shard's answer, or for whom it waits."""
         await self._near.attach_again(shard, timeout_s)
         targets, attached = self._targets, self._near.attached(shard)
-        request = self.pull_request(shard, want, _PARK_S, attached)
-        request.include_frozen, request.ahead, request.header_only = frozen, ahead, bare
-        request.acks = ahead and len(targets) > 1
-        answer = Answer(targets.plan, shard, targets.names[shard], self.rounding, begun)
+        request = self.pull_request(shard, pull, attached)
         traced = TracedPull(targets.trace, targets.names[shard]) if targets.trace.on else None
-        stream = self._near.way(shard).download("Shard.Pull", request, timeout=timeout_s + _PARK_S)
+        found: Pulled | str | None = None
         with self._flow_control.telling(shard, request.acks):
-            async with aclosing(stream) as frames:
-                async for raw in frames:
-                    frame, parts = split_frame(raw)
-                    if frame.acks:
-                        self._flow_control.acknowledged(shard, frame.acks)
-                        continue
-                    answer.add(frame, parts)
-                    if traced is not None and frame.chunks:
-                        traced.came(len(raw))
-                    if answer.waiting_for is not None:
-                        if traced is not None:
-                            traced.answered(None, answer.waiting_for)
-                        return answer.waiting_for
-        header, chunks = answer.whole()
+            if attached is not None and request.HasField("shared"):
+                found = await self._look(shard, pull, request, attached, timeout_s + pull.wait_s)
+            if found is None:
+                answer = Answer(targets.plan, shard, targets.names[shard], self.rounding, begun)
+                found = await self._receive(shard, request, answer, traced, timeout_s + pull.wait_s)
         if traced is not None:
-            traced.answered(header.version, None)
+            version, waiting_for = (None, found) if isinstance(found, str) else (found.version, None)
+            traced.answered(version, waiting_for)
+        return found
+
+    async def _look(
+        self, shard: int, pull: Pull, request: shard_pb2.PullRequest, attached: Attached, timeout_s: float
+    ) -> Pulled | str | None:
+        """Ask a server that shares memory with this worker. None: the version does not lie there."""
+        question = shard_pb2.ExchangeRequest(pull=request)
+        reply = await attached.channel.call("Shard.Exchange", question, timeout=timeout_s)
+        header = cast(shard_pb2.ExchangeResponse, reply).pulled
+        if not header.ready:
+            return header.waiting_for
+        if pull.bare:
+            return pulled_of(header, {})
         if not header.HasField("slot"):
-            return pulled_of(header, chunks)
+            return None
         shared = self._near.shared
-        if shared is None or attached is None or self._near.attached(shard) is not attached:
-            raise errors.UnavailableError(f"{targets.names[shard]} and this worker share no memory any more")
+        if shared is None or self._near.attached(shard) is not attached:
+            raise errors.UnavailableError(f"{self._targets.names[shard]} and this worker share no memory any more")
         slot = Slot(attached.weights, header.slot)
-        return pulled_of(header, shared.chunks(shard, slot, frozen), slot=slot)
+        read = shared.chunks_in if pull.copied else shared.chunks
+        return pulled_of(header, read(shard, slot, pull.frozen), slot=slot)
+
+    async def _receive(
+        self, shard: int, request: shard_pb2.PullRequest, answer: Answer, traced: TracedPull | None, timeout_s: float
+    ) -> Pulled | str:
+        """Let a server send the version."""
+        stream = self._targets.channels[shard].download("Shard.Pull", request, timeout=timeout_s)
+        async with aclosing(stream) as frames:
+            async for raw in frames:
+                frame, parts = split_frame(raw)
+                if frame.acks:
+                    self._flow_control.acknowledged(shard, frame.acks)
+                    continue
+                answer.add(frame, parts)
+                if traced is not None and frame.chunks:
+                    traced.came(len(raw))
+                if answer.waiting_for is not None:
+                    return answer.waiting_for
+        return pulled_of(*answer.whole())
 
     def close(self) -> None:
         """Break off the pulls whose caller has been given the first part."""

@@ -15,12 +15,12 @@ from paramserver.core.versions.names import SyncName
 from paramserver.core.work.unpublished import Unpublished
 from paramserver.failpoints import planned, reach
 from paramserver.tensors.codec import chunk_frames
-from paramserver.transport.base import Channel, Frames, each
+from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref, pack_mask, put_name
-from paramserver.worker.gradients.contribution import PushFacts, frames_as_ready, frames_of
+from paramserver.worker.gradients.contribution import Outcomes, PushFacts
 from paramserver.worker.gradients.flow_control import Flow, FlowControl
-from paramserver.worker.gradients.leaving import EarlyChunks
+from paramserver.worker.gradients.leaving import Leaving, Read
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.targets import Targets
 from paramserver.worker.links.traced import TracedPush
@@ -30,12 +30,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("paramserver.worker")
 
-# Of one push to all shards: the outcomes that there were.
-Outcomes = frozenset[shard_pb2.Outcome]
 # A piece of optimizer state, and its bytes.
 Part = tuple[shard_pb2.StateRef, memoryview]
-# The bytes of a chunk by its index.
-Read = Callable[[int], memoryview]
 
 
 class Pushes:
@@ -44,27 +40,25 @@ class Pushes:
     def __init__(self, targets: Targets, near: Near, flow_control: FlowControl) -> None:
         self._targets, self._near, self._flow_control = targets, near, flow_control
         self._workers = 1
-        self._unpublished: Unpublished[tuple[PushFacts, Read]] = Unpublished()
+        self._unpublished: Unpublished[Leaving] = Unpublished()
 
     def shared_by(self, workers: int) -> None:
         """So many workers share a step, and the links of the servers."""
         self._workers = workers
 
-    async def push(self, facts: PushFacts, read: Read, early: EarlyChunks | None = None) -> Outcomes:
-        """Bring a contribution to every shard. ``read`` gives the bytes of a chunk by its index.
-
-        ``early``: the contribution is still being computed, and this object tells which chunks are ready. The bytes of
-        a synchronous contribution stay as they are until a later version is published, or the push is cancelled.
+    async def push(self, leaving: Leaving) -> Outcomes:
+        """Bring a contribution to every shard, as far as it is ready; wait until it is sealed and counted everywhere.
 
         Returns when every shard has counted it or had it already; the outcomes that there were.
         """
+        facts = leaving.facts
         between = asyncio.Lock() if planned("worker.between_shards") else None
         shards = len(self._targets)
         first = 0 if between else self._targets.worker() % shards  # not all workers at the same server
         bytes_of = [sum(chunk.nbytes for chunk in self._wanted(shard, facts)) for shard in range(shards)]
         with self._flow_control.leaving(facts.nonce, bytes_of, first, self._workers):
             tasks = {
-                shard: asyncio.ensure_future(self._push_in_turn(shard, facts, read, between, early))
+                shard: asyncio.ensure_future(self._push_in_turn(shard, leaving, between))
                 for shard in (*range(first, shards), *range(first))
             }
             try:
@@ -86,52 +80,36 @@ class Pushes:
         """The chunks of a shard for which there are gradients or changes."""
         return [chunk for chunk in self._targets.plan.chunks_of(shard) if chunk.uses(facts.used)]
 
-    async def _push_in_turn(
-        self,
-        shard: int,
-        facts: PushFacts,
-        read: Read,
-        between: asyncio.Lock | None,
-        early: EarlyChunks | None,
-    ) -> shard_pb2.Outcome:
+    async def _push_in_turn(self, shard: int, leaving: Leaving, between: asyncio.Lock | None) -> shard_pb2.Outcome:
         """Push to one shard; if a fault is planned between two shards, only after the push to the previous one."""
         if between is None:
-            return await self._push_one(shard, facts, read, early)
-        if early is not None:
-            await early.whole()
+            return await self._push_one(shard, leaving)
+        await leaving.whole()
         async with between:
-            outcome = await self._push_one(shard, facts, read)
+            outcome = await self._push_one(shard, leaving)
             if shard + 1 < len(self._targets):
-                reach("worker.between_shards", facts.base_versions[shard])
+                reach("worker.between_shards", leaving.facts.base_versions[shard])
             return outcome
 
-    async def _push_one(
-        self, shard: int, facts: PushFacts, read: Read, early: EarlyChunks | None = None
-    ) -> shard_pb2.Outcome:
-        targets, wanted = self._targets, self._wanted(shard, facts)
-        begin, flow = early, self._flow_control.flow(facts.nonce)  # only the first attempt
+    async def _push_one(self, shard: int, leaving: Leaving) -> shard_pb2.Outcome:
+        targets, facts = self._targets, leaving.facts
+        flow, again = self._flow_control.flow(facts.nonce), False
 
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
-            nonlocal begin, flow
-            now, begin = begin, None
-            mine, flow = flow, None
-            if early is not None and now is None:
-                await early.whole()
+            nonlocal flow, again
+            mine, flow = flow, None  # only the first attempt
+            if again or facts.slot is not None:
+                await leaving.whole()
+            again = True
             if facts.slot is not None:
                 await self._near.attach_again(shard, timeout_s)
             channel = targets.channels[shard]
             attached = self._near.attached(shard) if facts.slot is not None else None
-            header = self.push_header(shard, facts, len(wanted), attached)
-            if now is not None and attached is None:
-                coming = frames_as_ready(header, {chunk.index: chunk for chunk in wanted}, read, now)
-                reply = await self._upload(shard, facts, channel, coming, mine, targets.wait_timeout_s)
-            elif attached is None:
-                frames = frames_of(header, facts, wanted, read, apart=mine is not None)
-                reply = await self._upload(shard, facts, channel, frames, mine, timeout_s)
+            if attached is None:
+                reply = await self._upload(shard, leaving, channel, mine, timeout_s)
             else:
                 try:
-                    frames = chunk_frames(header, ())
-                    reply = await self._upload(shard, facts, attached.channel, frames, None, timeout_s)
+                    reply = await self._hand_over(shard, facts, attached, timeout_s)
                 except errors.GoneError:
                     if self._near.attached(shard) is attached:
                         await self._near.lost(shard)
@@ -141,42 +119,61 @@ class Pushes:
 
         reply = await targets.persist(shard, f"to push {facts.name}", attempt, targets.nbytes[shard])
         outcome = shard_pb2.OUTCOME_ACCEPTED if reply.own else reply.outcome
-        self._counted(shard, facts, read, outcome)
+        self._counted(shard, leaving, outcome)
         return outcome
 
     async def _upload(
-        self, shard: int, facts: PushFacts, channel: Channel, frames: Frames, flow: Flow | None, timeout_s: float
+        self, shard: int, leaving: Leaving, channel: Channel, flow: Flow | None, timeout_s: float
     ) -> shard_pb2.PushResponse:
-        targets = self._targets
+        """Push the chunks of a contribution, as they are ready. ``timeout_s`` counts when all are ready."""
+        targets, facts = self._targets, leaving.facts
+        wanted = self._wanted(shard, facts)
+        frames = leaving.frames(self.push_header(shard, facts, len(wanted), None), wanted, apart=flow is not None)
+        if not leaving.sealed:
+            timeout_s = targets.wait_timeout_s
         traced = TracedPush(targets.trace, targets.names[shard], facts) if targets.trace.on else None
         if traced is not None:
             frames = traced.frames(frames)
         if flow is None:
             reply = await channel.upload("Shard.Push", frames, timeout=timeout_s)
         else:
-            async with aclosing(flow.keep(shard, each(frames))) as leaving:
-                reply = await channel.upload("Shard.Push", leaving, timeout=timeout_s)
+            async with aclosing(flow.keep(shard, frames)) as kept:
+                reply = await channel.upload("Shard.Push", kept, timeout=timeout_s)
         if traced is not None:
             traced.answered()
         return cast(shard_pb2.PushResponse, reply)
 
+    async def _hand_over(
+        self, shard: int, facts: PushFacts, attached: Attached, timeout_s: float
+    ) -> shard_pb2.PushResponse:
+        """Push a contribution that the server reads in this worker's inbox."""
+        request = shard_pb2.ExchangeRequest(push=self.push_header(shard, facts, 0, attached))
+        traced = TracedPush(self._targets.trace, self._targets.names[shard], facts) if self._targets.trace.on else None
+        if traced is not None:
+            traced.left(0)
+        reply = await attached.channel.call("Shard.Exchange", request, timeout=timeout_s)
+        if traced is not None:
+            traced.answered()
+        return cast(shard_pb2.ExchangeResponse, reply).pushed
+
     # ---- contributions that are counted, and in no version yet
 
-    def _counted(self, shard: int, facts: PushFacts, read: Read, outcome: shard_pb2.Outcome) -> None:
+    def _counted(self, shard: int, leaving: Leaving, outcome: shard_pb2.Outcome) -> None:
         """The present server of a shard has answered a push.
 
         Where names do not determine contributions, the script hears of a duplicate, and such a one must never count.
         """
+        facts = leaving.facts
         if isinstance(facts.name, SyncName) and (facts.by_data or outcome == shard_pb2.OUTCOME_ACCEPTED):
-            self._unpublished.counted(facts.nonce, facts.name.step, shard, (facts, read))
+            self._unpublished.counted(facts.nonce, facts.name.step, shard, leaving)
 
-    async def exchanged(self, facts: PushFacts, read: Read, channels: Sequence[Channel]) -> None:
+    async def exchanged(self, leaving: Leaving, channels: Sequence[Channel]) -> None:
         """The thread that trains has brought a contribution to the servers at the end of ``channels`` (by shard)."""
         for shard, channel in enumerate(channels):
             if self._targets.channels[shard] is channel:
-                self._counted(shard, facts, read, shard_pb2.OUTCOME_ACCEPTED)
+                self._counted(shard, leaving, shard_pb2.OUTCOME_ACCEPTED)
             else:
-                self._targets.beside(self._push_again(shard, facts, read))
+                self._targets.beside(self._push_again(shard, leaving))
 
     def published(self, version: int) -> None:
         """All shards have published ``version``. From any thread."""
@@ -184,12 +181,13 @@ class Pushes:
 
     def moved(self, shard: int) -> None:
         """Another server has this shard: bring the contributions again that the former one had counted."""
-        for facts, read in self._unpublished.moved(shard):
-            self._targets.beside(self._push_again(shard, facts, read))
+        for leaving in self._unpublished.moved(shard):
+            self._targets.beside(self._push_again(shard, leaving))
 
-    async def _push_again(self, shard: int, facts: PushFacts, read: Read) -> None:
+    async def _push_again(self, shard: int, leaving: Leaving) -> None:
+        facts = leaving.facts
         try:
-            outcome = await self._push_one(shard, facts, read)
+            outcome = await self._push_one(shard, leaving)
         except errors.FencedError:  # the job goes on elsewhere
             return
         except errors.ParamServerError as error:

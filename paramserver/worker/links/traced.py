@@ -25,6 +25,10 @@ class TracedPush:
         async for frame in each(frames):
             nbytes += len(frame)
             yield frame
+        self.left(nbytes)
+
+    def left(self, nbytes: int) -> None:
+        """All has left."""
         self._left = self._trace.now()
         flows, name = [self._facts.nonce], self._facts.name
         self._trace.span("send", self._track, self._began, self._step, flows, self._left, slice=name, bytes=nbytes)

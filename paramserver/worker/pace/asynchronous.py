@@ -18,6 +18,7 @@ from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.phases import WAIT
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.pace.item import Item
 from paramserver.worker.weights.weights import Weights
 
@@ -156,8 +157,8 @@ class AsyncPace:
             want: Want = Joining() if self._clock is None else AtClock(self._clock)
             self._weights.end_copy()
             try:
-                pull = self._shards.links.pulls.pull(want, begin=self._weights.may_begin)
-                results = self._member.do(pull)
+                pull = Pull(want, begin=self._weights.may_begin)
+                results = self._member.do(self._shards.links.pulls.ask(pull))
             except errors.FencedError:
                 raise
             except errors.StaleViewError:  # the mode has changed meanwhile

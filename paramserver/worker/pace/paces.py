@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import structlog
 
 from paramserver.core.versions.consistency import Mode
+from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import AsyncName
 from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.pace.asynchronous import AsyncPace
 from paramserver.worker.pace.sync import SyncPace
 from paramserver.worker.weights.weights import Weights
@@ -50,7 +52,7 @@ class Paces:
         member, modes, shards, slices, weights = self._member, self._modes, self._shards, self._slices, self._weights
         schedule = slices.schedule()
         if modes.together and schedule.base_version > weights.version:
-            weights.install(member.do(shards.links.pulls.pull_version(schedule.base_version)))
+            weights.install(member.do(shards.links.pulls.ask(Pull(AtLeast(schedule.base_version)))))
         mode = modes.present
         modes.paced(mode)
         self._sender.outgoing.reset()

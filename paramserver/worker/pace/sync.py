@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paramserver import errors
+from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.ranges import RangeSet
 from paramserver.core.versions.reduction import Node as TreeNode
@@ -51,6 +52,7 @@ from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.phases import WAIT
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
+from paramserver.worker.links.pulls import Pull
 from paramserver.worker.pace.item import Item
 from paramserver.worker.weights.pulled import Pulled
 from paramserver.worker.weights.weights import Weights
@@ -291,7 +293,7 @@ class SyncPace:
             if not member.run(pulls.published(version)):
                 return
             # A worker that left had seen this step complete: no slice of it has to be computed again.
-            results = member.do(pulls.pull_version(version))
+            results = member.do(pulls.ask(Pull(AtLeast(version))))
         self._weights.install(results)
 
     async def _meanwhile(self, version: concurrent.futures.Future[list[Pulled]], number: int) -> list[Pulled] | int:

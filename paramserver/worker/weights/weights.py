@@ -9,7 +9,7 @@ import torch
 
 from paramserver import errors
 from paramserver.core.layout.plan import Kind
-from paramserver.core.versions.events import Latest
+from paramserver.core.versions.events import AtLeast, Latest
 from paramserver.failpoints import reach
 from paramserver.tracing import SCRIPT
 from paramserver.v1 import shard_pb2
@@ -19,6 +19,7 @@ from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.phases import RECEIVE
 from paramserver.worker.job.shards import Shards
+from paramserver.worker.links.pulls import Pull, exactly
 from paramserver.worker.memory.inplace import InPlace
 from paramserver.worker.memory.places import Places
 from paramserver.worker.weights.incoming import IncomingWeights
@@ -151,9 +152,8 @@ class Weights:
     def pull_latest(self) -> None:
         """Take in the newest version, all of it."""
         self.end_copy()
-        pulls = self._shards.links.pulls
-        pull = pulls.pull_version(self.version) if self._modes.together else pulls.pull(Latest())
-        self.install(self._member.do(pull))
+        pull = Pull(AtLeast(self.version) if self._modes.together else Latest())
+        self.install(self._member.do(self._shards.links.pulls.ask(pull)))
 
     def end_copy(self) -> None:
         """Another version is about to be asked for: wait until the device has a copy of the present one."""
@@ -276,6 +276,6 @@ class Weights:
         if self._received:
             return merge(self._received)
         try:
-            return merge(self._member.do(links.pulls.again(self.versions)))
+            return merge(self._member.do(links.pulls.ask(Pull(exactly(self.versions), copied=True))))
         except errors.GoneError:
             return None

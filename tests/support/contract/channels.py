@@ -132,11 +132,17 @@ class LocalWires(MemoryWires):
         return _Whole(main, mine)
 
 
-class _Whole(local.LocalChannel):
-    """Sessions go over the main channel, which ends with this one."""
+class _Whole:
+    """Unary calls over a socket; streams go over the main channel, which ends with this one."""
+
+    def __init__(self, main: Channel, sock: socket.socket) -> None:
+        self.kind, self.address, self.beside = main.kind, main.address, main.beside
+        self.upload, self.download, self.session = main.upload, main.download, main.session
+        self._main, self._local = main, main.beside(sock)
+        self.call = self._local.call
 
     async def close(self) -> None:
-        await super().close()
+        await self._local.close()
         await self._main.close()
 
 
