@@ -122,9 +122,9 @@ def test_a_backup_holds_two_versions_and_makes_no_third_one_beside_them() -> Non
         effects = pair.arrives()
         assert effects[:-1] == [DropVersion(version) for version in [step - 1] if version >= 0]
         assert isinstance(effects[-1], Build)
-        assert pair.backup.versions == (step,)
+        assert list(pair.backup.versions) == [step]
         pair.backup.handle(Built(step + 1))
-        assert pair.backup.versions == (step, step + 1)
+        assert list(pair.backup.versions) == [step, step + 1]
     assert pair.primary.versions == (2, 3)
 
 
