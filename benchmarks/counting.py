@@ -26,7 +26,7 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.frames import AnyFrame
 from paramserver.tensors.codec import split_frame
-from paramserver.transport.base import Channel, Frames, Neighbour, each
+from paramserver.transport.base import Channel, Frames, Neighbour, Place, each
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Connect
 
@@ -121,9 +121,11 @@ class _Counted:
 
         return await self._inner.upload(method, counted(), timeout=timeout)
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    async def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         self._tap.note(method)
-        async for raw in self._inner.download(method, request, timeout=timeout):
+        async for raw in self._inner.download(method, request, timeout=timeout, place=place):
             if self._tap.on and split_frame(raw)[1]:
                 self._tap.frames[id(raw)] = raw
             yield raw

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.frames import AnyFrame
-from paramserver.transport.base import Channel, Frames, Neighbour, each
+from paramserver.transport.base import Channel, Frames, Neighbour, Place, each
 from paramserver.v1 import shard_pb2
 
 T = TypeVar("T")
@@ -165,14 +165,16 @@ class FaultyChannel:
         await self._faults.delay(hit, method)
         return where, hit, deadline
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    async def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         """One message there, frames back."""
         where, hit, deadline = await self._begin(method, timeout)
         if hit is not None and hit.fault is Fault.DUPLICATE:
             async for _ in self._inner.download(method, request, timeout=timeout):
                 pass
         async with (
-            aclosing(self._inner.download(method, request, timeout=timeout)) as answers,
+            aclosing(self._inner.download(method, request, timeout=timeout, place=place)) as answers,
             aclosing(self._guarded(answers, where, deadline)) as guarded,
         ):
             async for frame in guarded:

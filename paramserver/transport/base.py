@@ -103,6 +103,11 @@ async def each(frames: Frames) -> AsyncIterator[AnyFrame]:
             yield raw
 
 
+# Where the data of a frame is to be received, by the encoded header and the size of the data in bytes: a writable
+# view of that size, or None for memory of its own. Called in any thread.
+Place = Callable[[bytes, int], memoryview | None]
+
+
 class Channel(Protocol):
     """The client's side of the connection to one peer. Nothing is connected before the first call.
 
@@ -136,8 +141,14 @@ class Channel(Protocol):
         """
         ...
 
-    def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
-        """The frames of the peer's answer. Close the generator (`contextlib.aclosing`) to cancel the rest."""
+    def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
+        """The frames of the peer's answer. Close the generator (`contextlib.aclosing`) to cancel the rest.
+
+        ``place``: a hint; a transport that receives into memory of its own ignores it. When the generator has ended or
+        is closed, nothing is written to these places any more.
+        """
         ...
 
     def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:

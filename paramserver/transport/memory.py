@@ -22,6 +22,7 @@ from paramserver.transport.base import (
     Frames,
     Method,
     MethodKind,
+    Place,
     answer,
     each,
     failure,
@@ -162,7 +163,9 @@ class MemoryChannel:
             pipe.finish()
             return found.decode_response(await call.outcome())
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    async def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
         found, handler, server = self._find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)

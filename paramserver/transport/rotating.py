@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.frames import AnyFrame
-from paramserver.transport.base import Channel, Frames, Neighbour
+from paramserver.transport.base import Channel, Frames, Neighbour, Place
 
 
 class RotatingChannel:
@@ -55,10 +55,12 @@ class RotatingChannel:
         with self._using() as channel:
             return await channel.upload(method, frames, timeout=timeout)
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    async def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
         with self._using() as channel:
-            async with aclosing(channel.download(method, request, timeout=timeout)) as frames:
+            async with aclosing(channel.download(method, request, timeout=timeout, place=place)) as frames:
                 async for frame in frames:
                     yield frame
 

@@ -37,11 +37,8 @@ class FlatSpace:
         # Of a partial sum: the tensors whose places may hold other numbers than zeros.
         self.written: set[int] = set()
 
-        def zeros(segment: Segment) -> torch.Tensor:
-            return torch.zeros(segment.elements, dtype=torch_dtype(segment.dtype), device=device)
-
         self._segments: dict[int, torch.Tensor] = {
-            segment.index: (memory or zeros)(segment) for segment in layout.segments if segment.kind in kinds
+            segment.index: (memory or self._zeros)(segment) for segment in layout.segments if segment.kind in kinds
         }
         self._views: dict[int, torch.Tensor] = {}
         for placement, spec in zip(layout.placements, layout.tensors, strict=True):
@@ -49,6 +46,19 @@ class FlatSpace:
             if flat is not None:
                 part = flat[placement.offset : placement.offset + placement.elements]
                 self._views[placement.tensor] = part.view(spec.shape)
+
+    def _zeros(self, segment: Segment) -> torch.Tensor:
+        return torch.zeros(segment.elements, dtype=torch_dtype(segment.dtype), device=self.device)
+
+    def twin(self) -> FlatSpace:
+        """A space of zeros for another version of the same model. Frozen segments are in both spaces."""
+
+        def memory(segment: Segment) -> torch.Tensor:
+            return self._segments[segment.index] if segment.kind is Kind.FROZEN else self._zeros(segment)
+
+        other = FlatSpace(self.layout, self.device, memory=memory)
+        other.lent = self.lent
+        return other
 
     def view(self, tensor: int) -> torch.Tensor:
         """The place of a tensor, in its shape and the segment's (master) type."""
@@ -59,9 +69,13 @@ class FlatSpace:
         return [self._segments[index] for index in sorted(self._segments)]
 
     def write(self, chunks: Mapping[int, memoryview], rounding: Cast | None = None) -> None:
-        """Overwrite these chunks with received bytes; trained float32 chunks come as ``rounding`` has made them."""
+        """Overwrite these chunks with received bytes; trained float32 chunks come as ``rounding`` has made them.
+
+        Chunks that were received into this space are in their places already.
+        """
         for target, source in self.places(chunks, rounding):
-            target.copy_(source)
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source)
 
     def places(
         self, chunks: Mapping[int, memoryview], rounding: Cast | None = None

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.frames import AnyFrame
 from paramserver.tensors.codec import split_frame
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, Place
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Engine
 from paramserver.worker.engine.rollback import Rollback
@@ -342,9 +342,11 @@ class Withheld(TappedChannel):
         self._told = told
         self.withheld = 0
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    async def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         chunks = 0
-        async for raw in self._inner.download(method, request, timeout=timeout):
+        async for raw in self._inner.download(method, request, timeout=timeout, place=place):
             _, parts = split_frame(raw)
             if chunks and not self._told.is_set():
                 self.withheld += 1

@@ -11,7 +11,9 @@ import random
 import shutil
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from paramserver.transport.security.access import OPEN, Security
 from paramserver.transport.security.policy import COORDINATOR, SERVER, WORKER
 from paramserver.v1 import shard_pb2
 from tests.support.contract.channels import BulkWires, Offering, Parked, Stub, run, spawn
-from tests.support.contract.requests import MIB, PULL, PUSH, T, collect
+from tests.support.contract.requests import MIB, PULL, PUSH, WANT, T, collect
 from tests.support.contract.trust import member
 
 HELLO = struct.Struct("!2sBBIQ")
@@ -568,5 +570,74 @@ def test_pieces_are_sent_without_being_joined(monkeypatch: pytest.MonkeyPatch) -
         frames = [Frame(b"", [data[at : at + MIB], data[:5]]) for at in range(0, len(data), MIB)]
         assert await channel.upload(PUSH, frames, timeout=T) == shard_pb2.PushResponse(version=9 * (MIB + 5))
         assert len(await collect(channel)) == 1
+
+    run(Both, test)
+
+
+# ---- where frames are received
+
+
+def test_data_is_received_where_the_caller_wants_it() -> None:
+    data = random.Random(1).randbytes(MIB)
+
+    async def three(_: object) -> AsyncIterator[AnyFrame]:
+        for name in (b"here", b"elsewhere", b"here"):
+            yield Frame(name, [memoryview(data)])
+
+    async def test(w: Both) -> None:
+        main = await w.open(Stub(pull=three))
+        channel, room, asked = w.channel(main.address), bytearray(MIB), []
+
+        def place(header: bytes, nbytes: int) -> memoryview | None:
+            asked.append((header, nbytes))
+            return memoryview(room) if header == b"here" else None
+
+        got = [frame async for frame in channel.download(PULL, WANT, timeout=T, place=place)]
+        assert asked == [(b"here", MIB), (b"elsewhere", MIB), (b"here", MIB)]
+        assert room == data
+        assert [isinstance(one, Frame) and one.pieces[0].obj is room for one in got] == [True, False, True]
+        # The next call on the same connection has no such places.
+        room[:] = bytes(MIB)
+        assert len([frame async for frame in channel.download(PULL, WANT, timeout=T)]) == 3
+        assert (room, w.bulk.connections) == (bytearray(MIB), 1)
+
+    run(Both, test)
+
+
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+def test_nothing_is_written_to_the_places_of_a_call_that_has_ended(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = Plain.receive
+
+    def slowly(self: Plain, into: memoryview) -> int | None:
+        if len(into) > MIB:
+            time.sleep(0.02)
+            into[:1] = b"\x01"
+        return receive(self, into)
+
+    async def endless(_: object) -> AsyncIterator[AnyFrame]:
+        while True:
+            yield Frame(b"x", [memoryview(b"\x01" * 4 * MIB)])
+
+    async def take(channel: BulkChannel, room: bytearray, came: asyncio.Event) -> None:
+        places = channel.download(PULL, WANT, timeout=T, place=lambda *_: memoryview(room))
+        async with aclosing(places) as frames:
+            async for _ in frames:
+                came.set()
+                if how == "closed":
+                    return
+
+    async def test(w: Both) -> None:
+        main = await w.open(Stub(pull=endless))
+        channel = w.channel(main.address)
+        monkeypatch.setattr(Plain, "receive", slowly)
+        for _ in range(5):
+            room, came = bytearray(4 * MIB), asyncio.Event()
+            task = asyncio.ensure_future(take(channel, room, came))
+            await came.wait()
+            task.cancel() if how == "cancelled" else None
+            await asyncio.wait([task])
+            room[:] = bytes(4 * MIB)
+            await asyncio.sleep(0.05)
+            assert room.count(0) == 4 * MIB, "something was written after the end"
 
     run(Both, test)

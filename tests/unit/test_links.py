@@ -18,7 +18,7 @@ from paramserver.core.layout.plan import TensorSpec, make_layout, make_plan
 from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import SyncName
 from paramserver.tensors.codec import split_frame
-from paramserver.transport.base import Channel, each
+from paramserver.transport.base import Channel, Place, each
 from paramserver.v1 import shard_pb2
 from paramserver.worker.gradients.contribution import PushFacts
 from paramserver.worker.gradients.leaving import Leaving
@@ -39,7 +39,9 @@ class Silent:
         self.timeouts.append(timeout)
         raise errors.JobFailedError("never")
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[bytes, None]:
         self.timeouts.append(timeout)
         yield await self._never()
 

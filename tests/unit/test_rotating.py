@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.frames import AnyFrame
-from paramserver.transport.base import Frames, Neighbour
+from paramserver.transport.base import Frames, Neighbour, Place
 from paramserver.transport.rotating import RotatingChannel, coordinator_channel
 from paramserver.v1 import coordinator_pb2
 
@@ -40,7 +40,9 @@ class Fake:
     async def upload(self, method: str, frames: Frames, *, timeout: float) -> Message:
         return self._answer()
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    async def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         self._answer()
         yield self.address.encode()
 

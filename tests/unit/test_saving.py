@@ -233,7 +233,9 @@ class Elsewhere:
     def __init__(self, shard: Shard | None, asked: asyncio.Event) -> None:
         self.shard, self.asked = shard, asked
 
-    async def download(self, method: str, request: Any, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    async def download(
+        self, method: str, request: Any, timeout: float, place: Any = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         self.asked.set()
         if self.shard is None:
             raise UnavailableError("nobody answers")

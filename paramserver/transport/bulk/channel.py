@@ -16,7 +16,7 @@ from paramserver import errors
 from paramserver.frames import AnyFrame
 from paramserver.transport import fork
 from paramserver.transport.addresses import host_of, split_shard
-from paramserver.transport.base import Channel, Frames, MethodKind, each, failure, find, whole
+from paramserver.transport.base import Channel, Frames, MethodKind, Place, each, failure, find, whole
 from paramserver.transport.bulk.line import Line, LostError
 from paramserver.transport.bulk.records import Kind, Record, of_frame
 from paramserver.transport.bulk.tls import Contexts, greet
@@ -103,17 +103,20 @@ class BulkChannel:
         async with call:
             return found.decode_response(call.reply(await call.within(talk())))
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    async def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
         found = find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)
         deadline = asyncio.get_running_loop().time() + timeout
         call = await self._begin(method, timeout, deadline)
         if call is None:
-            async with aclosing(self._main.download(method, request, timeout=timeout)) as frames:
+            async with aclosing(self._main.download(method, request, timeout=timeout, place=place)) as frames:
                 async for frame in frames:
                     yield frame
             return
+        call.line.place = place
         async with call:
             await call.within(call.line.send(Record(Kind.CALL, method.encode(), (memoryview(raw),) if raw else ())))
             while True:
@@ -230,7 +233,10 @@ class _Call:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        placed, self.line.place = self.line.place is not None, None
         self._channel.back(self)
+        if placed and not self.complete:
+            await self.line.let_go()
 
     async def within(self, work: Awaitable[T]) -> T:
         """Do a part of the call's work. Raises DeadlineError, or UnavailableError if the connection is lost."""

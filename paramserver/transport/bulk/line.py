@@ -14,6 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache
 
 from paramserver import errors
+from paramserver.transport.base import Place
 from paramserver.transport.bulk.reading import Reader
 from paramserver.transport.bulk.records import Record
 from paramserver.transport.bulk.sockets import Moving
@@ -80,6 +81,15 @@ class Line:
     def quiet(self) -> bool:
         """Whether nothing is under way here, so that another call may begin."""
         return not (self.gone or self._going_bytes or self._come or self._reader.amid)
+
+    @property
+    def place(self) -> Place | None:
+        """Where the data of incoming frames is received; None: in memory of its own."""
+        return self._reader.place
+
+    @place.setter
+    def place(self, place: Place | None) -> None:
+        self._reader.place = place
 
     # ---- for the users of the line
 
@@ -299,6 +309,17 @@ class Line:
         """After :meth:`close`: wait until no thread uses the socket any more, which takes milliseconds."""
         while self._busy:
             await self._change()
+
+    async def let_go(self) -> None:
+        """The same as :meth:`released`, also for a task that is cancelled meanwhile: nothing is received any more."""
+        cancelled: asyncio.CancelledError | None = None
+        while self._busy:
+            try:
+                await self.released()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     def _release(self) -> None:
         """Give the descriptor back if nobody uses it any more."""

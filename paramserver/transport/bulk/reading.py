@@ -1,8 +1,9 @@
-"""Puts records together out of the bytes that come. The data goes straight into memory of its own."""
+"""Puts records together out of the bytes that come. Data goes straight into its place, or into memory of its own."""
 
 from __future__ import annotations
 
-from paramserver.transport.bulk.records import HEAD_BYTES, Head, Record, parse
+from paramserver.transport.base import Place
+from paramserver.transport.bulk.records import HEAD_BYTES, Head, Kind, Record, parse
 from paramserver.transport.bulk.sockets import Moving
 
 _ALIGNMENT = 64
@@ -19,6 +20,8 @@ class Reader:
         self._head: Head | None = None
         self._header = bytearray()
         self._data = memoryview(b"")
+        # Where the data of frames is received; None: in memory of its own.
+        self.place: Place | None = None
         # The part of the head, the header or the data that is still to come.
         self._left = memoryview(self._head_room)
         # Bytes that have come so far.
@@ -61,19 +64,24 @@ class Reader:
         if self._head is None:
             head = self._head = parse(self._head_room)
             self._header = bytearray(head.header)
-            self._data = _room(head.data)
             self._left = memoryview(self._header)
             if self._left:
                 return None
-        if self._data and self._left.obj is not self._data.obj:
-            self._left = self._data
-            return None
         head = self._head
+        if head.data and not self._data:
+            self._left = self._data = self._room_for(head)
+            return None
         pieces = (self._data,) if self._data else ()
         record = Record(head.kind, bytes(self._header), pieces)
         self._head, self._data = None, memoryview(b"")
         self._left = memoryview(self._head_room)
         return record
+
+    def _room_for(self, head: Head) -> memoryview:
+        """Memory for the data of a record whose header has come."""
+        place = self.place
+        room = place(bytes(self._header), head.data) if place is not None and head.kind is Kind.FRAME else None
+        return _room(head.data) if room is None else room
 
 
 def _room(nbytes: int) -> memoryview:

@@ -13,7 +13,7 @@ from paramserver import errors
 from paramserver.frames import AnyFrame
 from paramserver.transport import fork
 from paramserver.transport.addresses import split_shard, target
-from paramserver.transport.base import Frames, Method, MethodKind, each, failure, find, frame
+from paramserver.transport.base import Frames, Method, MethodKind, Place, each, failure, find, frame
 from paramserver.transport.failures import ERROR_KEY, connection_hint, denied, from_code, remote_error, unavailable
 from paramserver.transport.grpc.server import END, SHARD_KEY
 from paramserver.transport.grpcio import grpc
@@ -120,7 +120,9 @@ class GrpcChannel:
                         await call.step(call.under.done_writing())
             return found.decode_response(await call.step(call.under))
 
-    async def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    async def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
         found = find(method, MethodKind.DOWNLOAD)
         raw = found.encode_request(request)

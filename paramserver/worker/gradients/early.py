@@ -8,10 +8,10 @@ pushed after the backward pass.
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paramserver.core.layout.thresholds import EARLY_PUSH_BYTES
-from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import AsyncName
 from paramserver.worker.background import Background
 from paramserver.worker.flat import PartialSum, PartialSumPool
@@ -49,11 +49,16 @@ class EarlyPushes:
         self._pull: tuple[int, concurrent.futures.Future[list[Pulled]]] | None = None
 
     def begin(
-        self, links: ShardLinks, partial: PartialSum, facts: PushFacts, pool: PartialSumPool, begin_pull: bool = False
+        self,
+        links: ShardLinks,
+        partial: PartialSum,
+        facts: PushFacts,
+        pool: PartialSumPool,
+        next_pull: Callable[[int], Pull],
     ) -> Leaving:
         """Begin to push a contribution to all shards. The memory of ``partial`` returns to the pool if it breaks off.
 
-        ``begin_pull``: the script may begin with the first weights of the pulled version.
+        ``next_pull``: the question for a version.
         """
         self.drop()
         leaving = Leaving(links.plan, facts, partial.space.read)
@@ -62,8 +67,7 @@ class EarlyPushes:
         if isinstance(facts.name, AsyncName):  # the next version depends on other workers, too
             return leaving
         version = min(facts.base_versions) + 1
-        pull = Pull(AtLeast(version), ahead=True, begin=begin_pull)
-        self._pull = version, self._background.submit(links.pulls.ask(pull))
+        self._pull = version, self._background.submit(links.pulls.ask(next_pull(version)))
         return leaving
 
     def complete(self, partial: PartialSum, facts: PushFacts) -> Leaving | None:

@@ -14,7 +14,6 @@ import structlog
 from paramserver import errors
 from paramserver.compress.options import Wire
 from paramserver.core.layout.plan import moving_bytes
-from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import Name, SyncName
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.device import Ticket
@@ -29,7 +28,6 @@ from paramserver.worker.job.member import Member
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.job.slices import Slices
 from paramserver.worker.links import exchange as exchanges
-from paramserver.worker.links.pulls import Pull
 from paramserver.worker.memory.places import Places
 from paramserver.worker.weights.pulled import Pulled
 from paramserver.worker.weights.weights import Weights
@@ -185,7 +183,7 @@ class Sender:
         facts = self._facts(name, partial, groups(), clock, {}, used)
         self.foresight.said(used, facts.groups, self.clip_norm)
         self._filling = partial
-        return partial, self._early.begin(links, partial, facts, pool, self._weights.may_begin)
+        return partial, self._early.begin(links, partial, facts, pool, self._weights.next_pull)
 
     def take_early(self) -> PartialSum | None:
         """The partial sum that the script fills while it leaves, once; the caller contributes or discards it."""
@@ -204,8 +202,7 @@ class Sender:
         begun = self._early.pull(version)
         if begun is not None:
             return begun
-        pull = Pull(AtLeast(version), ahead=True, begin=self._weights.may_begin)
-        return self._member.submit(self._shards.links.pulls.ask(pull))
+        return self._member.submit(self._shards.links.pulls.ask(self._weights.next_pull(version)))
 
     def wait_all(self, pushes: Sequence[PushFuture]) -> bool:
         """Wait for several pushes; raises the first error. False if, without a data set, one was not counted."""

@@ -108,6 +108,11 @@ class Near:
         return self._targets.channels[shard] if attached is None else attached.channel
 
     @property
+    def receives_in_place(self) -> bool:
+        """Whether some server sends weights over a transport that receives them where they belong."""
+        return any(channel.kind == "bulk" for channel in self._targets.channels)
+
+    @property
     def kind(self) -> str:
         """The transport of weights and gradients, as `status` shows it."""
         channels = self._targets.channels

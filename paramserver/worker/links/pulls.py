@@ -16,6 +16,7 @@ from paramserver import errors
 from paramserver.core.versions.events import AtClock, AtLeast, Exactly, Joining, Want
 from paramserver.core.work.stealing import Assignment
 from paramserver.tensors.codec import split_frame
+from paramserver.transport.base import Place
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import assignment_to_proto, put_want
 from paramserver.worker.gradients.flow_control import FlowControl
@@ -23,6 +24,7 @@ from paramserver.worker.links.near import Near
 from paramserver.worker.links.questions import Questions
 from paramserver.worker.links.targets import Targets
 from paramserver.worker.links.traced import TracedPull
+from paramserver.worker.weights.landing import Landing
 from paramserver.worker.weights.pulled import Answer, Pulled, Slot, pulled_of
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Pull:
     ahead: bool = False
     # The answer is given when it has begun: the part of a large one that is still to come is its `Pulled.rest`.
     begin: bool = False
+    # Memory into which the weights may be received.
+    landing: Landing | None = None
     # Seconds that a server may keep the question.
     wait_s: float = _PARK_S
 
@@ -98,7 +102,9 @@ class Pulls:
             newer = [s for s, result in enumerate(results) if result.version > oldest]
             for shard in newer:
                 results[shard].drop()
-            plain = replace(pull, ahead=False, begin=False)
+            if pull.landing is not None:  # streams of two versions would write there
+                pull.landing.close()
+            plain = replace(pull, ahead=False, begin=False, landing=None)
             try:
                 again = await self._ask_each(newer, replace(plain, want=Exactly(oldest)))
             except errors.GoneError:  # dropped, so every shard has a later one or will have it
@@ -213,8 +219,10 @@ class Pulls:
             if attached is not None and request.HasField("shared"):
                 found = await self._look(shard, pull, request, attached, timeout_s + pull.wait_s)
             if found is None:
-                answer = Answer(targets.plan, shard, targets.names[shard], self.rounding, begun)
-                found = await self._receive(shard, request, answer, traced, timeout_s + pull.wait_s)
+                landing = pull.landing
+                answer = Answer(targets.plan, shard, targets.names[shard], self.rounding, begun, landing)
+                place = None if landing is None else partial(landing.place, shard)
+                found = await self._receive(shard, request, answer, place, traced, timeout_s + pull.wait_s)
         if traced is not None:
             version, waiting_for = (None, found) if isinstance(found, str) else (found.version, None)
             traced.answered(version, waiting_for)
@@ -241,10 +249,16 @@ class Pulls:
         return pulled_of(header, read(shard, slot, pull.frozen), slot=slot)
 
     async def _receive(
-        self, shard: int, request: shard_pb2.PullRequest, answer: Answer, traced: TracedPull | None, timeout_s: float
+        self,
+        shard: int,
+        request: shard_pb2.PullRequest,
+        answer: Answer,
+        place: Place | None,
+        traced: TracedPull | None,
+        timeout_s: float,
     ) -> Pulled | str:
         """Let a server send the version."""
-        stream = self._targets.channels[shard].download("Shard.Pull", request, timeout=timeout_s)
+        stream = self._targets.channels[shard].download("Shard.Pull", request, timeout=timeout_s, place=place)
         async with aclosing(stream) as frames:
             async for raw in frames:
                 frame, parts = split_frame(raw)
@@ -256,7 +270,7 @@ class Pulls:
                     traced.came(len(raw))
                 if answer.waiting_for is not None:
                     return answer.waiting_for
-        return pulled_of(*answer.whole())
+        return answer.whole()
 
     def close(self) -> None:
         """Break off the pulls whose caller has been given the first part."""

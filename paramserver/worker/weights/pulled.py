@@ -17,6 +17,7 @@ from paramserver.transport.shm.segments import Foreign
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto
 from paramserver.worker.weights import rest as rests
+from paramserver.worker.weights.landing import Landing
 from paramserver.worker.weights.rest import Rest
 
 
@@ -46,6 +47,8 @@ class Pulled:
     rest: Rest | None = None
     # A digest of the contributions that the version holds.
     counted: bytes = b""
+    # The memory for the answers to this pull, if there is some.
+    landing: Landing | None = None
 
     def drop(self) -> None:
         """The answer is not wanted: cancel the chunks that are still to come."""
@@ -87,7 +90,11 @@ def merge(results: Sequence[Pulled]) -> Mapping[int, memoryview]:
 
 
 def pulled_of(
-    header: shard_pb2.PullHeader, chunks: dict[int, memoryview], rest: Rest | None = None, slot: Slot | None = None
+    header: shard_pb2.PullHeader,
+    chunks: dict[int, memoryview],
+    rest: Rest | None = None,
+    slot: Slot | None = None,
+    landing: Landing | None = None,
 ) -> Pulled:
     """The answer to a pull."""
     return Pulled(
@@ -101,6 +108,7 @@ def pulled_of(
         slot,
         rest,
         header.counted,
+        landing,
     )
 
 
@@ -112,10 +120,16 @@ class Answer:
     """
 
     def __init__(
-        self, plan: Plan, shard: int, name: str, rounding: Compressor | None, begun: asyncio.Future[Pulled] | None
+        self,
+        plan: Plan,
+        shard: int,
+        name: str,
+        rounding: Compressor | None,
+        begun: asyncio.Future[Pulled] | None,
+        landing: Landing | None,
     ) -> None:
         self._plan, self._shard, self._name = plan, shard, name
-        self._rounding, self._begun = rounding, begun
+        self._rounding, self._begun, self._landing = rounding, begun, landing
         self._header: shard_pb2.PullHeader | None = None
         self._draft = 0
         self._chunks: dict[int, memoryview] = {}
@@ -152,7 +166,7 @@ class Answer:
         if not self._begun.done():
             self._rest = self._much(header)
             if self._rest is not None:
-                self._begun.set_result(pulled_of(header, dict(self._chunks), self._rest))
+                self._begun.set_result(pulled_of(header, dict(self._chunks), self._rest, landing=self._landing))
             return
         former = self._begun.result()
         if former.version != header.version:
@@ -171,8 +185,8 @@ class Answer:
             return None
         return Rest(self._name, (chunk.index for chunk in left))
 
-    def whole(self) -> tuple[shard_pb2.PullHeader, dict[int, memoryview]]:
+    def whole(self) -> Pulled:
         """The whole answer. Raises UnavailableError if a part is missing."""
         if self._header is None or self._header.chunks != len(self._chunks):
             raise errors.UnavailableError(f"the answer of {self._name} was cut short")
-        return self._header, self._chunks
+        return pulled_of(self._header, self._chunks, landing=self._landing)

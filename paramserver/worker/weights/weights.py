@@ -23,6 +23,7 @@ from paramserver.worker.links.pulls import Pull, exactly
 from paramserver.worker.memory.inplace import InPlace
 from paramserver.worker.memory.places import Places
 from paramserver.worker.weights.incoming import IncomingWeights
+from paramserver.worker.weights.landing import Landings
 from paramserver.worker.weights.pulled import Pulled, merge
 from paramserver.worker.weights.reads import Reads, unheard
 
@@ -57,6 +58,10 @@ class Weights:
         self.versions: list[int] = []
         # Answers of which the version at hand was made, where servers may have dropped it meanwhile.
         self._received: list[Pulled] = []
+        # Where the next version is received while the script uses the present one; and whether the present version
+        # was received into `space`, where streams that were given up may still write if it is torn.
+        self._landings = Landings()
+        self._landed = self._torn = False
         # Of a model on a device: weights on their way there.
         self._bringing: Ticket | None = None
         # Set where the weights are used where servers have them.
@@ -113,6 +118,7 @@ class Weights:
         if self.in_place is not None:
             self.space = self.in_place.install(results)
         else:
+            self._land(results)
             self._bring(results)
         self.versions = [result.version for result in results]
         self.version = min(self.versions)
@@ -132,6 +138,29 @@ class Weights:
         if began:
             trace.span("install", SCRIPT, began, version=self.version)
         reach("worker.after_pull", self.version)
+
+    def _land(self, results: list[Pulled]) -> None:
+        """Have the version at hand lie where these answers were received, if that is not memory of their own."""
+        landings, whole = [result.landing for result in results], all(result.rest is None for result in results)
+        landed = self._landings.take(landings, whole, None if self._torn else self.space)
+        self._landed = landed is not None
+        if landed is not None:
+            self.space = landed
+        elif self._torn:
+            self.space = self.space.twin()
+        self._torn = False
+
+    def next_pull(self, version: int) -> Pull:
+        """The question for the next version, in synchronous mode. Servers may answer while they make the version."""
+        landing = self._landings.begin(self.space, self._shards.plan) if self._lands else None
+        return Pull(AtLeast(version), ahead=True, begin=self.may_begin, landing=landing)
+
+    @property
+    def _lands(self) -> bool:
+        """Whether the next version may be received where the model will have it."""
+        if self._places.mover is not None or self.in_place is not None or self._shards.rounding is not None:
+            return False
+        return self._modes.together and self._shards.links.near.receives_in_place
 
     def _bring(self, results: list[Pulled]) -> None:
         """Copy the weights to where the model is; a copy to a device may still go on when this returns."""
@@ -213,10 +242,12 @@ class Weights:
             return True
         if self.reads is not None:
             self.reads.end()
+        self._torn = self._landed
         with unheard():
             unread = incoming.unread(used)
             try:
                 incoming.settle()
+                self._torn = False
             except errors.FencedError:
                 raise
             except errors.StaleViewError as error:
@@ -236,6 +267,7 @@ class Weights:
         """Weights that are still to come are out of date: do not wait for them."""
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
+            self._torn = self._landed
             incoming.drop()
             if self.reads is not None:
                 self.reads.end()

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from paramserver.frames import AnyFrame
 from paramserver.store.base import Entry, Lead, Store, StoreFacts, TransientStoreError
-from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, Neighbour
+from paramserver.transport.base import METHODS, Channel, Frames, MethodKind, Neighbour, Place
 from paramserver.v1 import shard_pb2
 
 Before = Callable[[str], Awaitable[int]]
@@ -117,9 +117,11 @@ class TappedChannel:
         """See `base.Channel`."""
         return await self._inner.upload(method, frames, timeout=timeout)
 
-    def download(self, method: str, request: Message, *, timeout: float) -> AsyncGenerator[AnyFrame, None]:
+    def download(
+        self, method: str, request: Message, *, timeout: float, place: Place | None = None
+    ) -> AsyncGenerator[AnyFrame, None]:
         """See `base.Channel`."""
-        return self._inner.download(method, request, timeout=timeout)
+        return self._inner.download(method, request, timeout=timeout, place=place)
 
     def session(self, method: str, requests: AsyncIterator[Message]) -> AsyncGenerator[Message, None]:
         """See `base.Channel`."""

@@ -22,7 +22,11 @@ import paramserver as ps
 SAMPLES, BATCH = 230, 16  # 15 slices, the last one of 6 samples
 
 
-def build_model() -> nn.Sequential:
+def build_model(wide: bool = False) -> nn.Sequential:
+    """``wide``: of 5.8 MB, so that contributions leave early and weights come in several parts."""
+    if wide:
+        layers = [nn.Linear(16, 1200), nn.BatchNorm1d(1200), nn.ReLU(), nn.Linear(1200, 1200), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(1200, 4))
     return nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 4))
 
 
@@ -53,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
+    parser.add_argument("--wide", action="store_true", help="a model of 5.8 MB")
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds a slice takes at least")
     parser.add_argument("--hurry", type=Path, default=None, help="once this file exists there is no pace any more")
@@ -62,7 +67,7 @@ def main() -> None:
     rank, version, how = (args.misbehave or "-1:-1:").split(":")
 
     ctx = ps.init()
-    model: nn.Module = build_model()
+    model: nn.Module = build_model(args.wide)
     loader = DataLoader(make_data(SAMPLES, seed=1), batch_size=BATCH, shuffle=True, num_workers=args.num_workers)
     loader = ctx.prepare(loader)
     if args.optimizer == "sgd":
