@@ -26,6 +26,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "kills": (50, "of each role, or mode"),
     "seconds": (1e9, "begin no case after so many seconds"),
     "no-checkpoints": (False, "run without checkpoints"),
+    "transport": ("auto", "of weights and gradients: cluster.transport of the runs with faults"),
     "results": (RESULTS, "the file of results"),
 }
 _BEGUN = time.monotonic()
@@ -100,7 +101,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def bench(pytestconfig: pytest.Config) -> Bench:
     """Runs without faults are made once for all cases of the same job."""
     logs = Path(option(pytestconfig, "results")).parent / "logs"
-    return Bench(logs, checkpoints=not option(pytestconfig, "no-checkpoints"))
+    checkpoints, transport = not option(pytestconfig, "no-checkpoints"), option(pytestconfig, "transport")
+    return Bench(logs, checkpoints=checkpoints, transport=transport)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ _SAVED = {"first": 0, "second": CHECKPOINT_EVERY, "middle": 2 * CHECKPOINT_EVERY
 class Job:
     """The command that is run under faults. ``pace_s``: how long a slice takes at least.
 
-    With replicas, workers write down what they see (`history`).
+    With replicas, workers write down what they see (`history`). ``transport``: of weights and gradients.
     """
 
     mode: str = "sync"
@@ -39,6 +39,7 @@ class Job:
     checkpoints: bool = True
     keep: int = 3
     replicas: int = 0
+    transport: str = "auto"
 
     @property
     def steps(self) -> int:
@@ -58,7 +59,7 @@ class Job:
     def words(self, script: str, summary: str, checkpoints: str, history: str) -> list[str]:
         """The words after "paramserver"."""
         words = ["run", script, "--servers", str(SERVERS), "--workers", str(self.workers), "--summary", summary]
-        words += ["--set", "training.chunk_bytes=64"]
+        words += ["--set", "training.chunk_bytes=64", "--set", f"cluster.transport={self.transport}"]
         words += ["--replicas", str(self.replicas)] if self.replicas else []
         words += ["--slices-per-step", str(SLICES)] if self.mode == "sync" else ["--mode", "async"]
         if self.checkpoints:

@@ -85,15 +85,15 @@ def outcome_from_json(facts: dict[str, Any]) -> Outcome:
 class Bench:
     """Runs cases one after the other; runs without faults are made once per job."""
 
-    def __init__(self, log: Path | None = None, checkpoints: bool = True) -> None:
-        """``log``: a directory for the output of runs that did not go well."""
+    def __init__(self, log: Path | None = None, checkpoints: bool = True, transport: str = "auto") -> None:
+        """``log``: a directory for the output of runs that did not go well. Runs without faults choose a transport."""
         self._twins: dict[Job, tuple[dict[str, Any], list[Seen]]] = {}
         self._log = log
-        self._checkpoints = checkpoints
+        self._checkpoints, self._transport = checkpoints, transport
 
     def twin(self, job: Job) -> tuple[dict[str, Any], list[Seen]]:
         """The summary of the job without faults, and what its workers saw."""
-        job = replace(job, pace_s=0.0)  # which changes no bits
+        job = replace(job, pace_s=0.0, transport="auto")  # which changes no bits
         if job not in self._twins:
             with Place() as place:
                 done, summary = _run(place, job, {})
@@ -105,7 +105,8 @@ class Bench:
 
     def run(self, case: Case) -> Outcome:
         """Run a case to its end, whatever that is."""
-        case = replace(case, job=replace(case.job, checkpoints=self._checkpoints and case.job.checkpoints))
+        checkpoints = self._checkpoints and case.job.checkpoints
+        case = replace(case, job=replace(case.job, checkpoints=checkpoints, transport=self._transport))
         twin, quiet = self.twin(case.job)
         begun = time.time()
         with Place() as place:
