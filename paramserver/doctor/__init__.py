@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paramserver.config import Settings, split_addresses
-from paramserver.doctor import certificates, configuration, machine, network, software, storage
+from paramserver.doctor import certificates, configuration, machine, network, sockets, software, storage
 from paramserver.doctor.configuration import Request
 from paramserver.doctor.finding import Check, Finding, Level, clean, run_checks
 from paramserver.errors import ParamServerError
 from paramserver.machine.jobs import list_jobs
+
+if TYPE_CHECKING:
+    from paramserver.transport.security.access import Security
 
 __all__ = ["Finding", "Level", "Request", "diagnose"]
 
@@ -106,6 +110,7 @@ async def look_at_coordinator(settings: Settings) -> list[Finding]:
     if leader is None:
         return findings
     findings += [network.check_versions(leader, PROTOCOL, versions()), network.check_clock(leader)]
+    findings.append(await look_at_sockets(settings, leader.address, security))
     if role != "server":
         value = f"not tried with a {role}'s certificate: only servers are called"
         return [*findings, Finding("way back", Level.NOTE, value)]
@@ -113,6 +118,33 @@ async def look_at_coordinator(settings: Settings) -> list[Finding]:
         *findings,
         await network.check_way_back(leader.address, connect, partial(serve, security=security), settings),
     ]
+
+
+async def look_at_sockets(settings: Settings, leader: str, security: Security) -> Finding:
+    """The way of weights and gradients to the servers that the coordinator names."""
+    from paramserver.transport.bulk import BulkChannel
+    from paramserver.transport.grpc import connector
+    from paramserver.transport.grpc.channel import connect
+    from paramserver.v1.coordinator_pb2 import StatusRequest
+
+    channel = connector(security, "coordinator")(leader)
+    try:
+        servers = await sockets.servers_of(
+            partial(channel.call, "Coordinator.Status", StatusRequest(), timeout=sockets.CALL_S)
+        )
+    except ParamServerError as error:
+        return Finding("transport", Level.NOTE, clean(f"not tried: the coordinator does not name the servers: {error}"))
+    finally:
+        await channel.close()
+
+    async def attempt(address: str) -> str:
+        way = BulkChannel(connect(address, security, "server"), security, "server")
+        try:
+            return await way.attempt(sockets.CALL_S)
+        finally:
+            await way.close()
+
+    return await sockets.check_sockets(settings, servers, attempt)
 
 
 def own_role(settings: Settings) -> str:

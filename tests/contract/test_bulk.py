@@ -641,3 +641,18 @@ def test_nothing_is_written_to_the_places_of_a_call_that_has_ended(how: str, mon
             assert room.count(0) == 4 * MIB, "something was written after the end"
 
     run(Both, test)
+
+
+def test_a_connection_can_be_tried_before_it_is_needed(log_lines: list[Any]) -> None:
+    async def test(w: Both) -> None:
+        main = await w.open(Stub(push=take))
+        channel = w.channel(main.address)
+        assert await channel.attempt(T) == await channel.attempt(T) == ""
+        await channel.upload(PUSH, [b"xyz"], timeout=T)
+        assert w.bulk.connections == 1
+        await w.bulk.stop()
+        other = w.channel(main.address)
+        assert "cannot be reached" in await other.attempt(T)
+        assert other.kind.startswith("grpc: port")
+
+    run(Both, test)

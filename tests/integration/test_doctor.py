@@ -11,7 +11,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,13 @@ from paramserver.membership.session import versions
 from paramserver.pki import certs
 from paramserver.pki.security import load_security
 from paramserver.processes.alive import process_birth
+from paramserver.transport import bulk as bulk_transport
 from paramserver.transport import grpc as grpc_transport
 from paramserver.transport.grpc import connector
 from paramserver.transport.security.access import OPEN, Security
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.messages import PROTOCOL
+from tests.support.contract.channels import Offering, Stub
 from tests.support.contract.redis_servers import RedisServer, programs, serving
 from tests.support.integration.harness import Place, place_fixture
 
@@ -42,12 +45,16 @@ place = pytest.fixture(place_fixture)
 
 
 class StubCoordinator:
-    """Answers probes as a coordinator does: it calls back. `error` is raised instead; `blind`: it reaches nobody."""
+    """Answers probes as a coordinator does: it calls back. `error` is raised instead; `blind`: it reaches nobody.
 
-    def __init__(self, security: Security = OPEN) -> None:
-        self.security = security
+    ``walled``: the sockets of its server for weights and gradients cannot be reached.
+    """
+
+    def __init__(self, security: Security = OPEN, of_server: Security = OPEN) -> None:
+        self.security, self.of_server = security, of_server
         self.error: ParamServerError | None = None
-        self.blind = False
+        self.blind = self.walled = False
+        self.server = ""
         self.credulous = False
         self.offset_s = 0.0
         self.versions = versions()
@@ -72,6 +79,25 @@ class StubCoordinator:
             finally:
                 await channel.close()
         return response
+
+    async def status(self, _: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
+        server = coordinator_pb2.ProcessStatus(role="server", name="server-0", address=self.server)
+        return coordinator_pb2.StatusResponse(processes=[server])
+
+    @asynccontextmanager
+    async def a_server(self) -> AsyncIterator[None]:
+        """While the job has a server."""
+        shard = Stub()
+        bulk = await bulk_transport.serve([("Shard", shard)], security=self.of_server)
+        main = await grpc_transport.serve([("Shard", Offering(shard, bulk))], security=self.of_server)
+        self.server = main.address
+        if self.walled:
+            await bulk.stop()
+        try:
+            yield
+        finally:
+            await main.stop()
+            await bulk.stop()
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[None]]:
         async def refuse(*_: object) -> None:
@@ -99,7 +125,7 @@ def examine(stub: StubCoordinator, **more: object) -> dict[str, Finding]:
     async def body() -> list[Finding]:
         server = await grpc_transport.serve([("Coordinator", stub)], security=stub.security)
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S), stub.a_server():
                 return await look_at_coordinator(settings_for(server.address, **more))
         finally:
             await server.stop()
@@ -113,7 +139,7 @@ def levels(findings: dict[str, Finding]) -> dict[str, Level]:
     return {check: finding.level for check, finding in findings.items()}
 
 
-ALL_WELL = dict.fromkeys(["listen", "coordinator", "versions", "clock", "way back"], Level.OK)
+ALL_WELL = dict.fromkeys(["listen", "coordinator", "versions", "clock", "transport", "way back"], Level.OK)
 
 
 def test_there_and_back() -> None:
@@ -147,6 +173,15 @@ def test_the_advertised_host_is_the_one_that_is_called() -> None:
     stub = StubCoordinator()
     assert examine(stub, cluster__advertise_host="localhost")["way back"].level is Level.OK
     assert stub.called_back[0].startswith("localhost:")
+
+
+def test_sockets_that_cannot_be_reached() -> None:
+    stub = StubCoordinator()
+    stub.walled = True
+    found = examine(stub)
+    assert levels(found) == {**ALL_WELL, "transport": Level.WARN}
+    assert "no sockets beside gRPC to server-0: port" in found["transport"].value
+    assert "cluster.bulk_port" in found["transport"].remedy
 
 
 def test_other_versions_and_another_time() -> None:
@@ -230,7 +265,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def secure_stub(directory: Path) -> StubCoordinator:
-    return StubCoordinator(load_security(settings_for("", security__certs=str(directory)), "coordinator"))
+    settings = settings_for("", security__certs=str(directory))
+    return StubCoordinator(load_security(settings, "coordinator"), load_security(settings, "server"))
 
 
 def copy_of(directory: Path, *names: str) -> str:

@@ -65,6 +65,17 @@ class BulkChannel:
         """See `base.Channel`."""
         return f"{self._main.kind}: {self.why_not}" if self.why_not else "bulk"
 
+    async def attempt(self, timeout: float) -> str:
+        """Open a connection if there is none. Returns the reason why calls go over the main channel; "": they do not.
+
+        Raises what the call for a token raises.
+        """
+        call = await self._begin(_OPEN, timeout, asyncio.get_running_loop().time() + timeout)
+        if call is not None:
+            call.complete = True
+            self.back(call)
+        return self.why_not
+
     async def call(self, method: str, request: Message, *, timeout: float) -> Message:
         """See `base.Channel`."""
         return await self._main.call(method, request, timeout=timeout)
