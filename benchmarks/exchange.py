@@ -1,9 +1,9 @@
 """One whole synchronous step on one host: from gradients ready to new weights readable by all, in real processes.
 
-Ours over shared memory, over sockets and over gRPC, beside gloo's all-reduce with the local fused optimizer, a
-parameter server on PyTorch RPC (TCP), gRPC that moves as many bytes and does nothing else, and the floor: what the
-least traffic takes at the speed of an in-place triad on all processors. A step begins when the last worker's gradients
-are ready, and ends when the last worker has the weights.
+Ours over shared memory, over sockets (also with TLS) and over gRPC, beside gloo's all-reduce with the local fused
+optimizer, a parameter server on PyTorch RPC (TCP), gRPC and sockets that move as many bytes and do nothing else, and
+the floor: what the least traffic takes at the speed of an in-place triad on all processors. A step begins when the last
+worker's gradients are ready, and ends when the last worker has the weights.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MEGABYTES, STEPS, SKIP = 256, 14, 4
 CASES = ((2, "sgd"), (2, "adamw"), (4, "sgd"), (4, "adamw"))
 # Bytes per parameter beside the gradients, each of which is read once: docs/performance.md.
 _FLOOR_BYTES = {"sgd": 8, "adamw": 24}
-OURS, BULK, GRPC = "ours, shm", "ours, bulk", "ours, gRPC"
+OURS, BULK, TLS, GRPC = "ours, shm", "ours, bulk", "ours, bulk, TLS", "ours, gRPC"
 GLOO, FLOOR = "gloo + fused", "DRAM floor"
-RPC, BARE = "PyTorch RPC", "grpcio, bytes"
-MEASURED = (OURS, BULK, GRPC, GLOO, RPC, BARE)
+RPC, BARE, TCP = "PyTorch RPC", "grpcio, bytes", "TCP, bytes"
+MEASURED = (OURS, BULK, TLS, GRPC, GLOO, RPC, BARE, TCP)
 # cluster.transport of ours.
-_TRANSPORT = {OURS: "shm", BULK: "bulk", GRPC: "grpc"}
+_TRANSPORT = {OURS: "shm", BULK: "bulk", TLS: "bulk", GRPC: "grpc"}
 
 Case = tuple[int, str]
 
@@ -66,18 +66,23 @@ def measure(case: Case, variant: str) -> tuple[list[float], float]:
     with tempfile.TemporaryDirectory() as directory:
         numbers = {"--megabytes": MEGABYTES, "--ranks": workers, "--steps": STEPS, "--optimizer": optimizer}
         script = [*flags(numbers), "--out", directory]
-        if variant in (GLOO, RPC, BARE):
+        if variant not in _TRANSPORT:
             ranks = workers if variant == GLOO else workers + 1
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             how = {
                 GLOO: [str(SCRIPT), "--gloo"],
                 RPC: [str(PEERS), "--how", "rpc"],
                 BARE: [str(PEERS), "--how", "bare"],
+                TCP: [str(PEERS), "--how", "sockets"],
             }
             call([*torchrun, *how[variant], *script])
         else:
             how_sent = f"cluster.transport={_TRANSPORT[variant]}"
             sizes = ["--servers", "1", "--workers", str(workers), "--set", how_sent]
+            if variant == TLS:
+                certs = str(Path(directory) / "certs")
+                call([sys.executable, "-m", "paramserver", "certs", "init", certs])
+                sizes += ["--set", f"security.certs={certs}"]
             call([sys.executable, "-m", "paramserver", "run", str(SCRIPT), *sizes, "--", *script])
         found = [json.loads(path.read_text()) for path in Path(directory).glob("*.json")]
     if len(found) != workers or len({one["weight"] for one in found}) != 1:

@@ -1,8 +1,9 @@
-"""The step of `exchange.py` by other means: a parameter server on PyTorch RPC, and gRPC that only moves bytes.
+"""The step of `exchange.py` by other means: a parameter server on PyTorch RPC; gRPC and sockets that only move bytes.
 
 Ranks of torchrun; the last one is the server. With ``rpc`` a worker calls a function with its gradient, and its answer,
 given when the gradients of all are there, is the new weights: one call and no copy more than PyTorch makes. With
-``bare`` a worker sends as many bytes through `grpc.aio` and fetches as many, which nobody looks at.
+``bare`` a worker sends as many bytes through `grpc.aio` and fetches as many, which nobody looks at; with ``sockets`` it
+does so through TCP, from memory and into memory of the size of the model.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import threading
 import time
 import warnings
@@ -154,9 +156,54 @@ async def over_grpc(args: argparse.Namespace, rank: int) -> None:
     await server.stop(5.0)
 
 
+# ---- sockets
+
+
+def over_sockets(args: argparse.Namespace, rank: int) -> None:
+    nbytes = args.megabytes * 2**20
+    place = args.out / "port"
+    if rank < args.ranks:
+        while not place.exists():
+            time.sleep(0.05)
+        sent, got, times = memoryview(b"\1" * nbytes), memoryview(bytearray(b"\2" * nbytes)), []
+        with socket.create_connection(("127.0.0.1", int(place.read_text())), timeout=_RPC_S) as line:
+            for _ in range(args.steps):
+                began = time.monotonic()
+                line.sendall(sent)
+                _fill(line, got)
+                times.append((began, time.monotonic()))
+        write(args.out, rank, times, 0.0, "TCP, bytes")
+        return
+    barrier, weights = threading.Barrier(args.ranks, timeout=_RPC_S), memoryview(b"\3" * nbytes)
+
+    def serve(line: socket.socket) -> None:
+        part = memoryview(bytearray(b"\4" * nbytes))
+        with line:
+            for _ in range(args.steps):
+                _fill(line, part)
+                barrier.wait()
+                line.sendall(weights)
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        (args.out / "port.new").write_text(str(door.getsockname()[1]))
+        (args.out / "port.new").replace(place)
+        threads = [threading.Thread(target=serve, args=(door.accept()[0],)) for _ in range(args.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def _fill(line: socket.socket, room: memoryview) -> None:
+    while room:
+        count = line.recv_into(room)
+        assert count, "the other side has hung up"
+        room = room[count:]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--how", choices=["rpc", "bare"], required=True)
+    parser.add_argument("--how", choices=["rpc", "bare", "sockets"], required=True)
     parser.add_argument("--megabytes", type=int, required=True, help="size of the model, in 2**20 bytes")
     parser.add_argument("--ranks", type=int, required=True, help="workers")
     parser.add_argument("--steps", type=int, required=True)
@@ -167,6 +214,8 @@ def main() -> None:
     torch.set_num_threads(2 if rank == args.ranks else 1)
     if args.how == "rpc":
         over_rpc(args, rank)
+    elif args.how == "sockets":
+        over_sockets(args, rank)
     else:
         asyncio.run(over_grpc(args, rank))
 

@@ -11,8 +11,11 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+from pydantic import SecretStr
 
 from paramserver import errors
 from paramserver.checkpoint.owner import Holding
@@ -27,6 +30,7 @@ from paramserver.launch.supervisor import Supervisor
 from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.valkey import EmbeddedStore
+from paramserver.pki.security import load_security
 from paramserver.preload.starter import Preloading
 from paramserver.processes.alive import process_birth
 from paramserver.processes.lines import Output
@@ -43,6 +47,7 @@ from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold_for_run
 from paramserver.transport import grpc
 from paramserver.transport.base import Channel
+from paramserver.transport.security.policy import ADMIN, COORDINATOR, SERVER
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 # Together below the 5 s after which nothing may be left of an interrupted run.
@@ -100,6 +105,8 @@ class Launcher:
         self._holding: Holding | None = None
         self._display: Display = make_display(settings.log.interval_s, settings.log.format == "json")
         self._token = secrets.token_urlsafe(32)
+        own = settings.security.model_copy(update={"admin_token": SecretStr(self._token)})
+        self._security = load_security(settings.model_copy(update={"security": own}), ADMIN)
         self._report = Reporting(self._settings, [self._token])
         # The last line that was said.
         self._said = ""
@@ -156,7 +163,7 @@ class Launcher:
             return
         interrupted = self._signal is not None and self._signal.done()
         failed = self._supervisor.failed() if self._supervisor is not None and not interrupted else []
-        channel = grpc.connect(self._address) if self._address else None
+        channel = self._connect(self._address) if self._address else None
         try:
             hurry_s = _REPORT_S if not interrupted else _REPORT_HURRY_S
             line = await self._report.broken_off(code, why, channel, self._directory / "logs", failed, hurry_s)
@@ -168,6 +175,10 @@ class Launcher:
             if channel is not None:
                 await channel.close()
 
+    def _connect(self, address: str, peer: str = COORDINATOR) -> Channel:
+        """A channel to a process of this job. With certificates, the launcher shows the admin's."""
+        return grpc.connect(address, self._security, peer)
+
     def _on_signal(self, number: int) -> None:
         assert self._signal is not None
         if not self._signal.done():
@@ -175,7 +186,7 @@ class Launcher:
 
     async def _train(self) -> int:
         supervisor = await self._start()
-        poll = self._poll = Poll(grpc.connect(self._address), self._heard, request=self._report.request)
+        poll = self._poll = Poll(self._connect(self._address), self._heard, request=self._report.request)
         poll.start()
         while True:
             code = await supervisor.watch(poll)
@@ -247,7 +258,9 @@ class Launcher:
         holding.lead_at(self._address)
         pid = os.getpid()
         logs = str(self._directory / "logs")
-        self._published = Job(self._job, self._address, pid, time.time(), process_birth(pid), self._token, logs=logs)
+        birth, certs = process_birth(pid), settings.security.certs
+        certs = str(Path(certs).absolute()) if certs else ""
+        self._published = Job(self._job, self._address, pid, time.time(), birth, self._token, certs, logs=logs)
         publish_job(self._published)
         for index in range(settings.cluster.servers):
             await supervisor.start_server(index)
@@ -276,7 +289,7 @@ class Launcher:
 
     async def _finish(self, supervisor: Supervisor) -> int:
         """Gather the result from the servers, print it, write what was asked for; the exit code of the run."""
-        channel = grpc.connect(self._address)
+        channel = self._connect(self._address)
         try:
             summary = None
             while summary is None:
@@ -314,7 +327,8 @@ class Launcher:
 
         run, checkpoints = self._settings.run, self._wanted_checkpoints
         try:
-            return await gather(status, grpc.connect, look, run, restarts, checkpoints)
+            connect = partial(self._connect, peer=SERVER)
+            return await gather(status, connect, look, run, restarts, checkpoints)
         except MovedError as error:
             self._display.line("", str(error))
             return None

@@ -50,3 +50,17 @@ def test_a_worker_and_a_server_are_killed(place: Place, wanted: dict[str, Any], 
     assert "backups took over from a lost server once" in done.out
     found = read_summary(path)
     assert {key: found[key] for key in SAME} == {key: wanted[key] for key in SAME}
+
+
+def test_a_run_with_certificates(place: Place, wanted: dict[str, Any]) -> None:
+    """The launcher shows a certificate, too, and so does a command that asks for the status."""
+    path, certs = place.work / "tls.json", place.work / "certs"
+    place.paramserver("certs", "init", certs).check()
+    flags = (*SIZES, "--set", f"security.certs={certs}", "--set", "cluster.transport=bulk", "--summary", path)
+    job = place.launch("run", TRAIN, *flags, "--", *SCRIPT, "--pace", "0.05")
+    job.wait_for(r"rank \d of 2 trains", count=2)
+    assert place.status()["security"] == "tls"
+    done = job.wait().check()
+    assert "everything promised is there" in done.out
+    found = read_summary(path)
+    assert {key: found[key] for key in SAME} == {key: wanted[key] for key in SAME}
