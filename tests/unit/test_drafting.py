@@ -11,6 +11,7 @@ import torch
 from paramserver.core.layout.plan import TensorSpec, make_layout
 from paramserver.core.versions import drafts as rules
 from paramserver.core.versions.names import SyncName
+from paramserver.server.arithmetic.combine import Sum
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
@@ -107,3 +108,42 @@ def test_chunks_of_a_draft_that_was_forgotten_are_not_made() -> None:
         await drafts.close()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_of_a_draft_are_known_to_be_finite_chunk_by_chunk(bad: float) -> None:
+    async def test() -> None:
+        _, _, drafts = shard()
+        left, right, stranger = part(0), part(1), part(0, worker=9)
+        drafts.begins(left, CHUNKS)
+        drafts.begins(right, CHUNKS)
+        for index in CHUNKS:
+            chunk(left, index, 1.0)
+            chunk(right, index, bad if index == 1 else 2.0)
+            drafts.came(left, index)
+            await settle()
+            assert index not in drafts.finite(left), "the other half has not come"
+            drafts.came(right, index)
+        await settle()
+        assert len(CHUNKS) == 2
+        assert {*drafts.finite(left)} == {*drafts.finite(right)} == {0}
+        assert not drafts.finite(stranger)
+        drafts.fails(right)
+        assert not drafts.finite(left)
+
+    asyncio.run(test())
+
+
+def test_a_sum_of_which_a_part_was_computed_proves_nothing() -> None:
+    bad = torch.ones(64)
+    bad[40] = torch.nan
+    summed = Sum([((0, 1), torch.ones(64)), ((1, 2), bad)], 2, look=True)
+    for _ in summed.tiles(0, 32):
+        pass
+    assert summed.finite
+    assert not summed.all_finite
+    summed = Sum([((0, 1), torch.ones(64)), ((1, 2), torch.ones(64))], 2, look=True)
+    for _ in summed.tiles(0, 64):
+        pass
+    assert summed.all_finite
+    assert not Sum([((0, 1), torch.ones(64))]).all_finite

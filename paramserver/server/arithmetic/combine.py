@@ -67,7 +67,8 @@ class Sum:
         assert len(set(names)) == len(names), "a node comes twice"
         self._recipe = _recipe(names, of)
         self._divisor = divisor
-        self._look, self._seen = look, 0.0
+        # The sum of the computed tiles, and how many elements they have, if they are looked at.
+        self._look, self._seen, self._looked = look, 0.0, 0
         self._kept = kept
 
     @staticmethod
@@ -94,6 +95,11 @@ class Sum:
     def finite(self) -> bool:
         """False if a computed tile is not finite, or adds up to more than its type can hold."""
         return math.isfinite(self._seen)
+
+    @property
+    def all_finite(self) -> bool:
+        """Whether every tile was computed and looked at, and all numbers in the tensors are finite."""
+        return self._looked >= self.like.numel() and self.finite
 
     def whole(self, out: Tensor | None = None) -> Tensor:
         """The whole sum, in ``out`` or ``kept`` if given; else new, or the input if there is nothing to compute."""
@@ -153,6 +159,7 @@ class Sum:
                 tile = self._quotient(tile, target)
             if self._look:
                 self._seen += tile.sum().item()
+                self._looked += tile.numel()
             yield tile
 
     def _copied(
@@ -177,6 +184,7 @@ class Sum:
         seen = library.step(self._tensors, start, self._recipe, self._divisor, formula, weights, out, state, left)
         if self._look:
             self._seen += seen
+            self._looked += out.numel()
 
     def _quotient(self, tile: Tensor, out: Tensor) -> Tensor:
         factor = exact_reciprocal(self._divisor)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from torch import Tensor
 
@@ -30,6 +31,13 @@ _OUTCOMES = {
     Outcome.ACCEPTED: shard_pb2.OUTCOME_ACCEPTED,
     Outcome.DUPLICATE: shard_pb2.OUTCOME_DUPLICATE,
 }
+
+
+def _bad(shard: RunningShard, contribution: Contribution) -> str | None:
+    """The name of the first tensor with a number that is not finite. Reads only what no draft has summed already."""
+    known = shard.drafting.finite(contribution)
+    unknown = {index: values for index, values in contribution.chunks.items() if index not in known}
+    return first_non_finite(shard.tensors.layout, unknown)
 
 
 class Contributions:
@@ -89,7 +97,7 @@ class Contributions:
                 )
                 contribution = coming
                 assert contribution is not None, "the first header has been looked at"
-                bad = await shard.arithmetic(lambda: first_non_finite(shard.tensors.layout, chunks))
+                bad = await shard.arithmetic(partial(_bad, shard, contribution))
                 if bad is not None:
                     raise errors.NonFiniteError(
                         f"{contribution.name} of worker {contribution.worker}: the gradient of {bad!r} is not finite"

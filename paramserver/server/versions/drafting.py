@@ -7,7 +7,7 @@ of the optimizer state with it that it was made with. Lives in the event loop; t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -63,6 +63,8 @@ class Draft:
         # By chunk, the frame that is sent, encoded once for all pulls; the chunks in the order they were made in.
         self.frames: dict[int, Frame] = {}
         self.order: list[int] = []
+        # The chunks in which all numbers of the contributions are finite. Belongs to the arithmetic thread.
+        self.finite: set[int] = set()
 
     def encode(self, chunk: Chunk, weights: Tensor) -> Frame:
         """A frame with one chunk."""
@@ -133,6 +135,12 @@ class Drafting:
         self._happen(Failed(id(part)))
         self._parts.pop(id(part), None)
 
+    def finite(self, part: Contribution) -> Collection[int]:
+        """The chunks of a contribution whose numbers have turned out to be finite. In the arithmetic thread."""
+        draft = self.draft
+        known = draft is not None and any(one is part for one in draft.making.parts)
+        return draft.finite if draft is not None and known else ()
+
     def take(self, parts: Iterable[Contribution]) -> Draft | None:
         """The draft, if it was made of just the contributions of which the next version is made."""
         draft, before = self.draft, self.adopted
@@ -173,8 +181,10 @@ class Drafting:
                 return
             trace = self._trace
             began = trace.recorder.now() if trace is not None and trace.recorder.on else 0
-            weights, state = self._tensors.drafted(chunk, draft.making, draft.content)
+            weights, state, finite = self._tensors.drafted(chunk, draft.making, draft.content)
             draft.made[chunk.index] = weights, state
+            if finite:
+                draft.finite.add(chunk.index)
             draft.frames[chunk.index] = draft.encode(chunk, weights)
             draft.order.append(chunk.index)
             if trace is not None and began:

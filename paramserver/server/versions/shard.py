@@ -187,10 +187,13 @@ class ShardTensors:
         samples = sum(c.samples for c in contributions)
         return Making(base, tuple(contributions), samples, used_by(contributions), leading(contributions))
 
-    def drafted(self, chunk: Chunk, making: Making, keep: Keep | None = None) -> tuple[torch.Tensor, ChunkState | None]:
+    def drafted(
+        self, chunk: Chunk, making: Making, keep: Keep | None = None
+    ) -> tuple[torch.Tensor, ChunkState | None, bool]:
         """A chunk of a draft. The contributions need to have no more than this chunk. ``keep``: as in :meth:`build`.
 
-        Changes nothing: the state that goes with it (None: as it is) is a copy.
+        Changes nothing: the state that goes with it (None: as it is) is a copy. The last value: whether all numbers of
+        the contributions in this chunk are known to be finite.
         """
         return self._next(chunk, making, fork=True, keep=keep)
 
@@ -206,21 +209,21 @@ class ShardTensors:
         out: torch.Tensor | None = None,
         fork: bool = False,
         keep: Keep | None = None,
-    ) -> tuple[torch.Tensor, ChunkState | None]:
+    ) -> tuple[torch.Tensor, ChunkState | None, bool]:
         """The next weights of a chunk, in ``out`` if given, and the state that was updated, if there is any.
 
         ``given``: what to apply, if it is known already. ``fork``: the state is a copy, and that of the shard stays as
-        it is. ``keep``: as in :meth:`build`.
+        it is. ``keep``: as in :meth:`build`. The last value: as in :meth:`drafted`, False without ``fork``.
         """
         here = making.used_in(chunk)
         weights = making.base.tensors[chunk.index]
         if not here:
-            return (weights if out is None else out.copy_(weights)), None
+            return (weights if out is None else out.copy_(weights)), None, False
         kept = None if keep is None or given is not None else keep(chunk)
         if chunk.kind is Kind.BUFFER:
             change = self._change(chunk, making, kept) if given is None else given
-            return torch.add(weights, change, out=out), None
-        summed = self._summed(chunk, making, kept) if given is None else Sum.of(given)
+            return torch.add(weights, change, out=out), None, False
+        summed = self._summed(chunk, making, kept, fork) if given is None else Sum.of(given)
         if kept is not None and len(here) < len({piece.tensor for piece in chunk.pieces}):
             # The update looks at some pieces only, but all that is kept has to be this sum.
             summed.whole()
@@ -236,7 +239,7 @@ class ShardTensors:
         new = state.step(weights, summed, here, making.leader.groups[chunk.group], out)
         self._check(chunk, summed, making.parts)
         reach("apply.after_weights_before_opt", making.base.number)
-        return new, state
+        return new, state, fork and summed.all_finite
 
     def _each(self, work: Callable[[Chunk], torch.Tensor], chunks: Sequence[Chunk]) -> list[torch.Tensor]:
         # A planned fault strikes between two chunks, in the thread that is known to be this server's.
@@ -272,11 +275,14 @@ class ShardTensors:
 
         return {chunk.index: made for chunk, made in zip(wanted, self._team.each(one, wanted), strict=True)}
 
-    def _summed(self, chunk: Chunk, making: Making, kept: torch.Tensor | None) -> Sum:
-        """The gradient of a step. The caller uses it up and then calls :meth:`_check`."""
+    def _summed(self, chunk: Chunk, making: Making, kept: torch.Tensor | None, look: bool = False) -> Sum:
+        """The gradient of a step. The caller uses it up and then calls :meth:`_check`.
+
+        ``look``: the sum tells whether all numbers are finite, also of contributions that are checked.
+        """
         nodes, of = self._nodes(chunk, making.base.tensors[chunk.index], making.parts)
         divisor = 1.0 if self.optimizer == "sum" else float(making.samples)
-        return Sum(nodes, of, divisor, not all(c.checked for c in making.parts), kept)
+        return Sum(nodes, of, divisor, look or not all(c.checked for c in making.parts), kept)
 
     def _check(self, chunk: Chunk, summed: Sum, contributions: Sequence[Contribution]) -> None:
         """Raises NonFiniteError if a gradient is not finite although its worker says that it is."""
