@@ -135,10 +135,11 @@ class Near:
         """Why weights and gradients are not in shared memory, as `status` shows it; empty: they are."""
         if self._withheld:
             return self._withheld
-        servers: dict[str, list[str]] = {}
+        # By reason, the servers without repetition: one may have several shards.
+        servers: dict[str, dict[str, None]] = {}
         for shard, refusal in sorted(self._refusals.items()):
-            servers.setdefault(refusal, []).append(self._targets.names[shard])
-        return "; ".join(f"{_listed(names)}: {refusal}" for refusal, names in servers.items())
+            servers.setdefault(refusal, {})[self._targets.names[shard]] = None
+        return "; ".join(f"{_listed([*names])}: {refusal}" for refusal, names in servers.items())
 
 
 def _listed(names: list[str]) -> str:
