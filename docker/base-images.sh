@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Stand-ins for the two base images, for machines that reach no image registry. Only the tests of docker-compose use
+# Stand-ins for the base images, for machines that reach no image registry. Only the tests of docker-compose use
 # this (`make test-compose`): an image that is here, or can be pulled, is left as it is.
 #
 #   python:3.11-slim         Debian 12 with its Python 3.11, pip and venv
+#   python:3.11              the same with a C compiler
 #   valkey/valkey:9-alpine   Debian 12 with its Redis 7 under Valkey's names
 #
 # Needs root, a Debian mirror, and:  apt-get install docker.io docker-compose debootstrap
-# To be rid of them:  docker rmi python:3.11-slim valkey/valkey:9-alpine
+# To be rid of them:  docker rmi python:3.11-slim python:3.11 valkey/valkey:9-alpine
 set -euo pipefail
 
 PYTHON_IMAGE=python:3.11-slim
+BUILD_IMAGE=python:3.11
 STORE_IMAGE=valkey/valkey:9-alpine
 PULL_TIMEOUT_S=${PULL_TIMEOUT_S:-120}
 LABEL='LABEL org.paramserver.stand-in=true'
@@ -52,12 +54,17 @@ import() { # import DIRECTORY TAG CHANGE...: the directory as an image of one la
     echo "$tag: a stand-in, made of Debian packages"
 }
 
-make_python() {
-    bootstrap "$work/python" ca-certificates,python3,python3-pip,python3-venv
-    ln -s /usr/bin/python3 "$work/python/usr/local/bin/python3"
-    ln -s python3 "$work/python/usr/local/bin/python"
-    ln -s /usr/bin/pip3 "$work/python/usr/local/bin/pip"
-    import "$work/python" "$PYTHON_IMAGE" 'CMD ["python3"]'
+make_python() { # make_python TAG PACKAGE...: Python, and further packages
+    local tag=$1 root=$work/${1//[:\/]/-} packages=ca-certificates,python3,python3-pip,python3-venv
+    shift
+    for package in "$@"; do
+        packages+=,$package
+    done
+    bootstrap "$root" "$packages"
+    ln -s /usr/bin/python3 "$root/usr/local/bin/python3"
+    ln -s python3 "$root/usr/local/bin/python"
+    ln -s /usr/bin/pip3 "$root/usr/local/bin/pip"
+    import "$root" "$tag" 'CMD ["python3"]'
 }
 
 make_store() {
@@ -72,7 +79,7 @@ make_store() {
 need docker
 docker info >/dev/null || { echo "base-images.sh: the Docker daemon does not answer; is it running?" >&2; exit 1; }
 missing=()
-for image in "$PYTHON_IMAGE" "$STORE_IMAGE"; do
+for image in "$PYTHON_IMAGE" "$BUILD_IMAGE" "$STORE_IMAGE"; do
     present "$image" || pulled "$image" || missing+=("$image")
 done
 ((${#missing[@]})) || exit 0
@@ -83,7 +90,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for image in "${missing[@]}"; do
     case $image in
-        "$PYTHON_IMAGE") make_python ;;
+        "$PYTHON_IMAGE") make_python "$image" ;;
+        "$BUILD_IMAGE") make_python "$image" gcc libc6-dev ;;
         "$STORE_IMAGE") make_store ;;
     esac
 done

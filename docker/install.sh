@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# What the stages of the Dockerfile run: install.sh torch | dependencies | project, in this order.
+# What the stages of the Dockerfile run: install.sh torch | dependencies | project in one environment, in this order;
+# install.sh compiler | wheel in another one.
 set -euo pipefail
 
 ENVIRONMENT=/opt/paramserver
 PYTHON=$ENVIRONMENT/bin/python
 VARIANT=${VARIANT:-cpu}
+KERNELS=${KERNELS:-yes}
 EXTRAS=(dashboard demo)
 export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
@@ -33,11 +35,22 @@ strip_packages() {
     find "$packages" -type d -name tests -prune -exec rm -rf {} +
 }
 
+fail() { # fail EXIT-CODE SENTENCE
+    echo "install.sh: $2" >&2
+    exit "$1"
+}
+
+install_compiler() {
+    local apt=(apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20)
+    command -v apt-get >/dev/null || return 1
+    "${apt[@]}" update && DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends gcc libc6-dev
+}
+
 case ${1:-} in
     torch)
         case $VARIANT in
             cpu | gpu) ;;
-            *) echo "install.sh: VARIANT is \"$VARIANT\", but must be cpu or gpu" >&2 && exit 2 ;;
+            *) fail 2 "VARIANT is \"$VARIANT\", but must be cpu or gpu" ;;
         esac
         # No pip inside: that of the base image does the work. What the base image has installed can be seen.
         python3 -m venv --without-pip --system-site-packages "$ENVIRONMENT"
@@ -52,15 +65,32 @@ case ${1:-} in
         "$PYTHON" docker/check_torch.py "$VARIANT"
         strip_packages
         ;;
-    project)
+    compiler)
+        case $KERNELS in
+            yes) ;;
+            no) exit ;;
+            *) fail 2 "KERNELS is \"$KERNELS\", but must be yes or no" ;;
+        esac
+        command -v cc >/dev/null || install_compiler || fail 1 "BUILD_IMAGE has no C compiler, and apt-get could not \
+install one. Give an image that has one: --build-arg BUILD_IMAGE=python:3.11. Or do without the compiled arithmetic, with \
+which servers are up to twice as fast: --build-arg KERNELS=no"
+        ;;
+    wheel)
         # Building the wheel takes hatchling, which pip puts into an environment of its own.
         if compgen -G 'docker/wheels/hatchling-*.whl' >/dev/null; then
             export PIP_NO_INDEX=1 PIP_FIND_LINKS=/build/docker/wheels
         fi
-        PIP_CONSTRAINT=/build/limits.txt \
-            python3 -m pip --python "$PYTHON" install --quiet --no-deps --ignore-installed --prefix /project .
+        [[ $KERNELS == yes ]] || export CC=false
+        PIP_CONSTRAINT=/build/constraints.txt \
+            python3 -m pip wheel --verbose --no-deps --wheel-dir dist . >wheel.log 2>&1 \
+            || { tail -n 30 wheel.log >&2 && fail 1 'the wheel could not be built'; }
+        [[ $KERNELS == no ]] || ! compgen -G 'dist/*-none-any.whl' >/dev/null \
+            || fail 1 "$(grep -o 'paramserver is installed without.*' wheel.log || echo 'nothing was compiled')"
+        ;;
+    project)
+        python3 -m pip --python "$PYTHON" install --quiet --no-deps --no-index --ignore-installed --prefix /project dist/*.whl
         ;;
     *)
-        echo 'install.sh: say torch, dependencies or project' >&2 && exit 2
+        fail 2 'say torch, dependencies, compiler, wheel or project'
         ;;
 esac

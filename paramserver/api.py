@@ -31,6 +31,7 @@ from paramserver.transport.allocation import keep_memory
 from paramserver.transport.base import Channel
 from paramserver.transport.grpc import connector
 from paramserver.transport.security.access import Security
+from paramserver.transport.shm.meeting import meet_in
 from paramserver.v1 import types_pb2
 from paramserver.web.metrics.members import WORKER, worker_samples
 from paramserver.web.metrics.port import MetricsPort
@@ -229,6 +230,7 @@ def _connected(
     role: types_pb2.Role = types_pb2.ROLE_WORKER,
 ) -> Engine:
     keep_memory()
+    meet_in(Path(settings.cluster.meeting_dir))
     index, host = os.environ.get(ENV_INDEX), _own_host(coordinator.address)
     options = JoinOptions(
         role=role,

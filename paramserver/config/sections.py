@@ -156,6 +156,15 @@ class Cluster(Section):
         "memory, or not at all. bulk: over sockets beside gRPC, or over gRPC where their port cannot be reached. grpc: "
         "over gRPC alone, for proxies and meshes.",
     )
+    meeting_dir: Annotated[
+        str,
+        only_if(lambda path: path.startswith("/") and len(path.encode()) <= 62),
+        Must("an absolute path of up to 62 bytes"),
+    ] = Field(
+        default="/dev/shm",
+        description="The directory in which processes of one host meet, to share memory. Containers need one in "
+        "common for it, such as a volume. Only sockets lie there.",
+    )
     bulk_port: Annotated[
         int, BeforeValidator(refuse_bool), Field(ge=0, le=65535), Must("an integer from 0 to 65535")
     ] = Field(

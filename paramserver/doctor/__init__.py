@@ -61,6 +61,7 @@ def diagnose(request: Request) -> list[Finding]:
             Check("limits", lambda: machine.check_limits(machine.read_limits())),
             Check("open files", lambda: machine.check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
             Check("/dev/shm", machine.check_shared_memory),
+            Check("shared memory", lambda: machine.check_meeting(Path(settings.cluster.meeting_dir))),
             Check("runtime directory", machine.check_runtime_directory),
             Check("certificates", lambda: certificates.check_certificates(certs, datetime.now(UTC))),
             Check("tokens", lambda: certificates.check_tokens(settings)),

@@ -10,6 +10,7 @@ from paramserver.config import (
     ENV_CONFIG,
     ENV_INTERNAL_PREFIX,
     ENV_PREFIX,
+    ENV_RESTART_COMMAND,
     FIELDS,
     Settings,
     env_name,
@@ -61,7 +62,7 @@ def _flags_alone(request: Request) -> Settings:
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Names of variables that look like settings, but are none."""
-    known = {ENV_CONFIG, *map(env_name, FIELDS)}
+    known = {ENV_CONFIG, ENV_RESTART_COMMAND, *map(env_name, FIELDS)}
     ours = (name for name in environ if name.startswith(ENV_PREFIX) and not name.startswith(ENV_INTERNAL_PREFIX))
     return sorted(name for name in ours if name not in known)
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paramserver.config import Settings
-from paramserver.doctor.finding import Finding, Level, is_writable_directory, sentence
+from paramserver.doctor.finding import Finding, Level, clean, is_writable_directory, sentence
 from paramserver.errors import ConfigError
 from paramserver.machine.runtime import secure_runtime_directory
+from paramserver.transport.shm.meeting import Meeting
 
 MIN_OPEN_FILES = 1024
 # torch alone takes about half of it.
@@ -141,6 +142,18 @@ def check_shared_memory(path: Path = Path("/dev/shm"), size: int | None = None) 
         remedy = "give containers more (shm_size: 1g), or DataLoaders with workers may die with a bus error"
         return Finding(name, Level.WARN, _size(size), remedy)
     return Finding(name, Level.OK, f"{_size(size)}, writable")
+
+
+def check_meeting(folder: Path) -> Finding:
+    """Whether this process can meet others of its host in ``folder`` (cluster.meeting_dir), to share memory."""
+    try:
+        Meeting(folder).close()
+    except OSError as error:
+        remedy = (
+            "mount a volume there that servers and workers of this host have in common, and that this user can write"
+        )
+        return Finding("shared memory", Level.WARN, clean(str(error)), remedy)
+    return Finding("shared memory", Level.OK, f"processes of this host can meet in {folder}")
 
 
 def check_runtime_directory() -> Finding:

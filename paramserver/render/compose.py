@@ -13,6 +13,7 @@ from paramserver.render.request import (
     COMPOSE_STORE,
     COMPOSE_STORE_PASSWORD,
     DATASET,
+    MEETING,
     RESULTS,
     STORE_IMAGE,
     STORE_PORT,
@@ -31,6 +32,16 @@ _STORE_KEYS = "redis"
 _GRACE = "30s"
 # With the keys of the storage behind a URL.
 _STORAGE_KEYS = "storage.env"
+# A file system for the sockets of processes that meet to share memory. Only the group of the image's user may enter it,
+# and only root can list it: a meeting is found by the process that was told its name.
+_MEETING_VOLUME: Mapping[str, Any] = {
+    "driver": "local",
+    "driver_opts": {
+        "type": "tmpfs",
+        "device": "tmpfs",
+        "o": f"size=1m,nr_inodes=4096,mode=1730,gid={UID},nosuid,nodev,noexec",
+    },
+}
 # The limits of every container.
 _NODE: Mapping[str, Any] = {
     "init": True,
@@ -55,6 +66,7 @@ def render(request: Request) -> Files:
         when_done="stay",
         certs=COMPOSE_CERTS,
         store_password=COMPOSE_STORE_PASSWORD,
+        meeting=MEETING,
     )
     own_store = containers.own_store
     services: dict[str, _Service] = {}
@@ -71,7 +83,7 @@ def render(request: Request) -> Files:
     volumes = sorted(name for name in mounted if "/" not in name)
     document = {
         "services": double_dollars(services),
-        "volumes": {name: {} for name in volumes},
+        "volumes": {name: _MEETING_VOLUME if name == "meeting" else {} for name in volumes},
         "networks": {
             "cluster": {},
             **({"store": {"internal": True}} if own_store else {}),
@@ -118,6 +130,7 @@ def _coordinator(containers: Containers) -> _Service:
 def _member(containers: Containers, role: str, words: list[str], count: int) -> _Service:
     service = _node(containers, role, words, containers.member_values())
     service["shm_size"] = "1g"
+    service["volumes"].append(f"meeting:{MEETING}")
     # Docker gives a container its own name as the name of the host.
     service["environment"][ENV_RESTART_COMMAND] = "docker start $HOSTNAME"
     service["deploy"] = {"replicas": count}

@@ -14,7 +14,9 @@ def render(request: Request) -> Files:
     """Manifests by file name, for ``kubectl apply -f DIRECTORY``."""
     name = pods.object_name(request)
     # A JobSet names its pods NAME-ROLE-JOB-POD, in a headless service of its own name.
-    containers = Containers(request, f"{name}-coordinator-0-0.{name}", pods.store_url(name), when_done="exit")
+    containers = Containers(
+        request, f"{name}-coordinator-0-0.{name}", pods.store_url(name), "exit", meeting=request.meeting
+    )
     files = {
         **pods.common_files(name, containers),
         "jobset.yaml": yaml_text(

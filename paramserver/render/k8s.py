@@ -12,7 +12,7 @@ def render(request: Request) -> Files:
     """Manifests by file name, for ``kubectl apply -f DIRECTORY``."""
     name = pods.object_name(request)
     # A pod that has ended would be started again, so coordinator and servers stay when the job is done.
-    containers = Containers(request, f"{name}-coordinator", pods.store_url(name), when_done="stay")
+    containers = Containers(request, f"{name}-coordinator", pods.store_url(name), "stay", meeting=request.meeting)
     files = {
         **pods.common_files(name, containers),
         "coordinator.yaml": yaml_text(

@@ -228,7 +228,7 @@ def server_pod(name: str, containers: Containers, restart: str) -> Object:
         container["volumeMounts"].append(volumes.data_mount())
         more.append(volumes.data_volume(name, containers))
     template = _template(containers.request, name, "server", container, more, restart)
-    return _scraped(containers, containers.metrics, template)
+    return _scraped(containers, containers.metrics, volumes.with_meeting(name, containers, template))
 
 
 def worker_pod(name: str, containers: Containers) -> Object:
@@ -243,7 +243,7 @@ def worker_pod(name: str, containers: Containers) -> Object:
         container["volumeMounts"].append(volumes.dataset_mount())
         more.append(volumes.dataset_volume(containers))
     template = _template(request, name, "worker", container, more, "Never")
-    return _scraped(containers, containers.metrics, template)
+    return _scraped(containers, containers.metrics, volumes.with_meeting(name, containers, template))
 
 
 def worker_job(name: str, containers: Containers) -> Object:

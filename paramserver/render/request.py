@@ -47,11 +47,14 @@ STATE = "/var/lib/paramserver"
 RESULTS = "/data"
 # The workers' data in containers.
 DATASET = "/dataset"
+# Where containers of one host meet to share memory.
+MEETING = "/meeting"
 
 # Settings that a server or a worker needs; it gets all others from the coordinator. In particular it must not insist on
 # a mode that may have changed meanwhile, and it has no business with the store.
 _MEMBER_KEYS = (
     "cluster.coordinator",
+    "cluster.meeting_dir",
     "cluster.join_timeout_s",
     "cluster.wait_timeout_s",
     "training.device",
@@ -63,7 +66,10 @@ _MEMBER_KEYS = (
     "security.insecure",
 )
 # Settings that the coordinator does not need: the workers' script, and settings that each target writes itself.
-_NOT_COORDINATOR = {"run.script", "run.args", "training.device", "security.token_file", "security.admin_token_file"}
+_NOT_COORDINATOR = {
+    *("run.script", "run.args", "training.device", "cluster.meeting_dir"),
+    *("security.token_file", "security.admin_token_file"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,8 @@ class Request:
     """The options of the user.
 
     ``standby``: a second coordinator; ``gpu``: one GPU for each worker; ``dataset``: the workers' data, a directory of
-    the machine or the name of a claim; ``storage_class``: of the volume of the checkpoints.
+    the machine or the name of a claim; ``storage_class``: of the volume of the checkpoints; ``share_memory``: pods of
+    one node meet in a directory of the node.
     """
 
     settings: Settings
@@ -81,6 +88,7 @@ class Request:
     standby: bool = False
     dataset: str = ""
     storage_class: str = ""
+    share_memory: bool = False
 
     def __post_init__(self) -> None:
         self.settings.replicas(launched=False)  # refuses a wish that cannot be
@@ -98,6 +106,11 @@ class Request:
     def insecure(self) -> bool:
         """Whether members talk without TLS. Only a setting that says so makes it so."""
         return self.settings.security.insecure
+
+    @property
+    def meeting(self) -> str:
+        """Where pods of one node meet; empty if they do not."""
+        return MEETING if self.share_memory else ""
 
     @property
     def job(self) -> str:
@@ -156,7 +169,8 @@ class Containers:
     """The addresses, by service name, and the store of targets that run containers.
 
     ``coordinator`` is its host name; ``store``, ``store_password`` are URL and password file of the store that is
-    started along with the job; ``certs`` is the directory with certificates.
+    started along with the job; ``certs`` is the directory with certificates; ``meeting`` is where servers and workers
+    meet to share memory, empty if the job's settings say it.
     """
 
     request: Request
@@ -165,6 +179,7 @@ class Containers:
     when_done: str
     certs: str = CERTS
     store_password: str = STORE_SECRET
+    meeting: str = ""
 
     @property
     def own_store(self) -> bool:
@@ -239,6 +254,7 @@ class Containers:
                 "cluster.coordinator": address,
                 "log.format": self.log_format,
                 "web.metrics": self.metrics,
+                **({"cluster.meeting_dir": self.meeting} if self.meeting else {}),
                 **self.request.security_values(self.certs),
             }
         )

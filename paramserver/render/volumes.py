@@ -1,4 +1,4 @@
-"""Volumes of pods for checkpoints, results and the workers' data, and the Secret with the keys of an object store."""
+"""Volumes of pods: checkpoints, results, data, meetings to share memory; and the Secret with the keys of a storage."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 from typing import Any
 
 from paramserver.errors import ConfigError
-from paramserver.render.request import DATASET, RESULTS, Containers
+from paramserver.render.request import DATASET, MEETING, RESULTS, UID, Containers
 
 Object = dict[str, Any]
 
+# On a node, the directories in which its pods meet. They hold sockets only.
+_NODE_DIRECTORY = "/run/paramserver-pods"
 _CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 
@@ -86,3 +88,34 @@ def dataset_volume(containers: Containers) -> Object:
 def dataset_mount() -> Object:
     """The place of `dataset_volume` in a container."""
     return {"name": "dataset", "mountPath": DATASET, "readOnly": True}
+
+
+def with_meeting(name: str, containers: Containers, template: Object) -> Object:
+    """The template of a pod, which meets other pods of its node to share memory if that is wanted.
+
+    Namespaces and jobs have directories of their own on the node. These belong to root. Only the group of the image's
+    user may enter them, and only root can list them: a meeting is found by the process that was told its name.
+    """
+    if not containers.meeting:
+        return template
+    pod = template["spec"]
+    (container,) = pod["containers"]
+    mount = {"name": "meeting", "mountPath": MEETING, "subPathExpr": f"$(POD_NAMESPACE)/{name}"}
+    namespace = {"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
+    container["env"] = [namespace, *container["env"]]
+    container["volumeMounts"] = [*container["volumeMounts"], mount]
+    pod["initContainers"] = [
+        {
+            "name": "meeting",
+            "image": container["image"],
+            "command": ["sh", "-c", f"chgrp {UID} {MEETING} && chmod 1730 {MEETING}"],
+            "env": [namespace],
+            "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
+            # The owner of a directory needs no capability for this, as a member of the pod's group.
+            "securityContext": {**container["securityContext"], "runAsUser": 0, "runAsNonRoot": False},
+            "volumeMounts": [mount],
+        }
+    ]
+    directory = {"path": _NODE_DIRECTORY, "type": "DirectoryOrCreate"}
+    pod["volumes"] = [*pod["volumes"], {"name": "meeting", "hostPath": directory}]
+    return template

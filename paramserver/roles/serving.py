@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -62,6 +63,7 @@ class Serving:
         from paramserver.transport import bulk, grpc
         from paramserver.transport.addresses import join
         from paramserver.transport.allocation import keep_memory
+        from paramserver.transport.shm.meeting import meet_in
         from paramserver.web.metrics.members import SERVER, server_samples
         from paramserver.web.metrics.port import MetricsPort
 
@@ -69,6 +71,7 @@ class Serving:
         over_sockets = settings.cluster.transport != "grpc"
         torch.set_num_threads(1)
         keep_memory(server=True)
+        meet_in(Path(settings.cluster.meeting_dir))
         postpone_compiler()
         service = ServerService(
             settings.cluster.job,

@@ -914,20 +914,22 @@ class ExchangeResponse(_message.Message):
     def __init__(self, pushed: _Optional[_Union[PushResponse, _Mapping]] = ..., pulled: _Optional[_Union[PullHeader, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "layout_digest", "meeting", "inbox_bytes")
+    __slots__ = ("job", "timeline", "worker", "layout_digest", "meeting", "inbox_bytes", "host")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     MEETING_FIELD_NUMBER: _ClassVar[int]
     INBOX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
     layout_digest: str
     meeting: str
     inbox_bytes: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., layout_digest: _Optional[str] = ..., meeting: _Optional[str] = ..., inbox_bytes: _Optional[int] = ...) -> None: ...
+    host: str
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., layout_digest: _Optional[str] = ..., meeting: _Optional[str] = ..., inbox_bytes: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("attachment", "weights_bytes", "refusal")
@@ -1043,20 +1045,22 @@ class ForwardResponse(_message.Message):
     def __init__(self, unreadable: bool = ...) -> None: ...
 
 class LendRequest(_message.Message):
-    __slots__ = ("job", "timeline", "placement", "layout_digest", "meeting", "bytes")
+    __slots__ = ("job", "timeline", "placement", "layout_digest", "meeting", "bytes", "host")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     MEETING_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     placement: int
     layout_digest: str
     meeting: str
     bytes: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., layout_digest: _Optional[str] = ..., meeting: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+    host: str
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., layout_digest: _Optional[str] = ..., meeting: _Optional[str] = ..., bytes: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class LendResponse(_message.Message):
     __slots__ = ("refusal",)

@@ -88,6 +88,7 @@ class Process(Model):
     slices: int = Field(description="Slices that workers of this name have computed.")
     waiting_for: str = Field(description="What it waits for, for people; empty: nothing.")
     transport: str = Field(description="How a worker talks to the servers.")
+    transport_reason: str = Field(description="Why a worker shares no memory with servers; empty: it does.")
     restart_command: str = Field(description="The command that starts it again.")
     metrics_url: str = Field(description="Where it serves metrics about itself; empty: nowhere.")
     member: int = Field(description="Its number in the job; another process of the same name has another number.")

@@ -69,22 +69,26 @@ async def share_memory(session: Session, links: ShardLinks, plan: Plan, transpor
     Raises UnavailableError if it must be all and is not, RolledBackError once the job goes on with other servers.
     """
     if transport not in ("auto", "shm"):
+        links.near.withhold(f'cluster.transport is "{transport}"')
         return
     try:
         shared = SharedMemory(plan)
     except OSError as error:
         refusals = dict.fromkeys(range(plan.shards), str(error))
+        links.near.withhold(str(error))
     else:
         refusals = await _on_this_timeline(session, links, links.near.attach(shared))
     for shard, reason in refusals.items():
         if transport == "shm":
             raise errors.UnavailableError(
                 f"cluster.transport = shm, but no memory can be shared with {links.names[shard]}: {reason}; "
-                'start it on this host, or set cluster.transport to "auto"'
+                'let both run on one host and meet there, or set cluster.transport to "auto"'
             )
     apart = 0 < len(refusals) < plan.shards
     if apart and moving_bytes(plan.layout.chunks) >= early.LEAST_BYTES:
-        await links.near.detach()
+        await links.near.detach(
+            f"not all servers are on its host, and a large model goes over the network; {links.near.reason}"
+        )
         log.info("weights and gradients go over the network: not all servers are on this host")
     elif refusals:
         which = ", ".join(links.names[shard] for shard in refusals)

@@ -36,6 +36,10 @@ def kinds(cluster: Cluster) -> set[str]:
     return {worker.context.engine.shards.links.near.kind for worker in cluster.workers if worker.context is not None}
 
 
+def reasons(cluster: Cluster) -> set[str]:
+    return {one.context.engine.facts().transport_reason for one in cluster.workers if one.context is not None}
+
+
 @pytest.mark.parametrize(("least_bytes", "kind"), [(0, "memory"), (1 << 40, "shm+memory")])
 def test_large_models_go_over_the_network_if_not_all_servers_are_near(
     least_bytes: int, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -43,9 +47,11 @@ def test_large_models_go_over_the_network_if_not_all_servers_are_near(
     wanted = train(script(), 2, 2, SETTINGS).digests
     monkeypatch.setattr(early, "LEAST_BYTES", least_bytes)
     refuse(monkeypatch, lambda worker, server: server == 1)
+    apart = "" if least_bytes else "not all servers are on its host, and a large model goes over the network; "
     with Cluster(2, 2, transport="auto") as cluster:
         assert cluster.train(script(), SETTINGS).digests == wanted
         assert kinds(cluster) == {kind}
+        assert reasons(cluster) == {f"{apart}server-1: on another host"}
 
 
 def test_what_lies_in_shared_memory_is_in_a_draft_beside_what_arrives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 
 from paramserver import errors
 from paramserver.server.versions.sharing import STRANGERS
+from paramserver.transport.shm import meeting
 from paramserver.transport.shm.meeting import Meeting
 from paramserver.transport.shm.segments import PAGE, Segment
 from paramserver.v1 import shard_pb2
@@ -292,18 +294,40 @@ def test_the_model_stays_as_it_is_after_leaving() -> None:
             assert torch.equal(parameter, outcome.tensor(name))
 
 
-def test_a_server_elsewhere_is_reached_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+ON_ANOTHER_HOST = "it is on another host"
+IN_ANOTHER_CONTAINER = (
+    "it is on this host, but in a container that has no directory in common with this one "
+    "(cluster.meeting_dir, there /dev/shm)"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "host", "reason"),
+    [
+        (FileNotFoundError(2, "No such file"), "another kernel", ON_ANOTHER_HOST),
+        (FileNotFoundError(2, "No such file"), meeting.host(), IN_ANOTHER_CONTAINER),
+        (PermissionError(13, "Permission denied"), "", "it runs as another user, or may not enter /dev/shm"),
+        (OSError(24, "Too many open files"), "", "no memory can be shared with it: [Errno 24] Too many open files"),
+    ],
+)
+def test_a_server_elsewhere_is_reached_over_the_network(
+    error: OSError, host: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def elsewhere(*_: Any) -> None:
-        raise FileNotFoundError
+        raise error
 
     script = Program(DATA, 8, model=wide)
     wanted = train(script).digests
     monkeypatch.setattr("paramserver.server.versions.sharing.Visit", elsewhere)
+    monkeypatch.setattr("paramserver.worker.memory.shared.host", lambda: host)
     with Cluster(transport="auto") as cluster:
         assert cluster.train(script).digests == wanted
+        assert {one.context.engine.facts().transport_reason for one in cluster.workers if one.context} == {
+            f"server-0: {reason}"
+        }
     with (
         Cluster(transport="shm") as cluster,
-        pytest.raises(errors.UnavailableError, match=r"(?s)transport = shm.*server-0.*another host"),
+        pytest.raises(errors.UnavailableError, match=f"(?s)transport = shm.*server-0: {re.escape(reason)}"),
     ):
         cluster.train(script)
 

@@ -75,7 +75,8 @@ def test_each_role_sees_its_own_keys(cluster: Cluster) -> None:
         *("join.token", "admin.token", "redis.password"),
     }
     volumes = {mount["Name"]: mount["RW"] for mount in cluster.one("worker").facts()["Mounts"]}
-    assert volumes == {f"{cluster.project}_worker-keys": False, f"{cluster.project}_dataset": False}
+    wanted = {"worker-keys": False, "dataset": False, "meeting": True}
+    assert volumes == {f"{cluster.project}_{name}": writable for name, writable in wanted.items()}
     for role in ("coordinator", "server"):
         container = cluster.one(role)
         assert container.exec("sh", "-c", "echo > /certs/join.token", check=False).code != 0

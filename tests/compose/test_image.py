@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compose.harness import BUILD_S, ROOT, run
+from tests.support.compose.harness import BUILD_IMAGE, BUILD_S, ROOT, Done, run
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -54,6 +54,38 @@ def test_only_what_runs_is_in_it(image: str) -> None:
     found = run("docker", "run", *LOCKED_UP, "--entrypoint", "find", image, "/", "-xdev", *names, check=False).out
     # Python's own ensurepip may bring wheels.
     assert not [line for line in found.splitlines() if "ensurepip" not in line and "python-wheels" not in line]
+
+
+def test_it_has_compiled_kernels_and_no_compiler(image: str) -> None:
+    report = in_image(image, "from paramserver.server.arithmetic import compiled; print(compiled.report())")
+    assert report == "compiled: adam, add, copy, sgd"
+    assert in_image(image, "import shutil; print(shutil.which('cc'), shutil.which('gcc'))") == "None None"
+
+
+def build_wheel(*options: str) -> Done:
+    """The stage that builds the wheel, in an image without a compiler and without a network."""
+    where = ("--network", "none", "--build-arg", "BUILD_IMAGE=python:3.11-slim")
+    command = ("docker", "build", "-f", "docker/Dockerfile", "--target", "wheel", "--force-rm", *where, *options, ".")
+    return run(*command, check=False, deadline_s=BUILD_S)
+
+
+def test_without_a_compiler_the_build_stops_and_says_what_to_do(image: str) -> None:
+    done = build_wheel()
+    assert done.code != 0
+    assert "BUILD_IMAGE has no C compiler, and apt-get could not install one" in done.said
+    assert "--build-arg BUILD_IMAGE=python:3.11" in done.said
+    assert "--build-arg KERNELS=no" in done.said
+
+
+def test_who_does_without_kernels_needs_no_compiler(image: str) -> None:
+    tag = "paramserver:test-wheel"
+    try:
+        done = build_wheel("--build-arg", "KERNELS=no", "--tag", tag)
+        assert done.code == 0, done.said
+        listing = run("docker", "run", *LOCKED_UP, "--entrypoint", "ls", tag, "/build/dist").out.split()
+        assert listing == ["paramserver-0.1.0-py3-none-any.whl"]
+    finally:
+        run("docker", "rmi", "-f", tag)
 
 
 def test_its_size(image: str) -> None:
@@ -128,11 +160,12 @@ def test_a_torch_with_cuda_stops_the_build(tmp_path: Path) -> None:
     context = tmp_path / "context"
     for name in ("docker", "paramserver", "workers"):
         shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("*.whl", "__pycache__"))
-    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "hatch_build.py"):
         shutil.copy(ROOT / name, context / name)
     shutil.copy(fake_wheel(tmp_path / "fake", "13.0"), context / "docker/wheels")
     file = str(context / "docker/Dockerfile")
-    done = run("docker", "build", "--force-rm", "-f", file, str(context), check=False, deadline_s=BUILD_S)
+    command = ("docker", "build", "--force-rm", "-f", file, "--build-arg", f"BUILD_IMAGE={BUILD_IMAGE}", str(context))
+    done = run(*command, check=False, deadline_s=BUILD_S)
     assert done.code != 0
     assert "is built for GPUs (CUDA 13.0)" in done.said
     assert "PIP_EXTRA_INDEX_URL" in done.said
@@ -150,7 +183,8 @@ def test_the_variant_for_gpus_takes_the_torch_of_its_base_image(image: str, tmp_
     base, tag = "paramserver:test-base-gpu", "paramserver:test-gpu"
     try:
         run("docker", "build", "-t", base, str(tmp_path / "fake"))
-        options = ("--build-arg", "VARIANT=gpu", "--build-arg", f"BASE_IMAGE={base}")
+        arguments = ("VARIANT=gpu", f"BASE_IMAGE={base}", f"BUILD_IMAGE={BUILD_IMAGE}")
+        options = [word for argument in arguments for word in ("--build-arg", argument)]
         run("docker", "build", "-f", "docker/Dockerfile", *options, "-t", tag, ".", deadline_s=BUILD_S)
         where = "from importlib.util import find_spec as f; print(f('torch').origin, f('paramserver').origin)"
         torch, package = in_image(tag, where).split()

@@ -6,12 +6,14 @@ import mmap
 import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from paramserver.transport.shm import segments
+from paramserver.transport.shm import meeting, segments
 from paramserver.transport.shm.meeting import Meeting, Visit, sweep
 from paramserver.transport.shm.segments import PAGE, Foreign, Segment
 from paramserver.worker.memory.regions import Region
@@ -107,6 +109,69 @@ def test_who_cannot_reach_the_place_is_on_another_host(folder: Path) -> None:
     segment = Segment(PAGE)
     with pytest.raises(FileNotFoundError):
         Visit("paramserver-" + "0" * 32, segment.reading_fd, folder=folder)
+
+
+def test_processes_meet_where_they_are_told_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting._Place, "folder", meeting.FOLDER)
+    meeting.meet_in(folder)
+    opened = Meeting()
+    assert [entry.name for entry in folder.iterdir()] == [opened.name]
+    Visit(opened.name, 0).close()
+    opened.close()
+    meeting.meet_in(folder / "missing")
+    with pytest.raises(OSError, match=r"missing cannot be used \(cluster.meeting_dir\): No such file"):
+        Meeting()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "why"),
+    [
+        ("a", "b", "it is on another host"),
+        ("a", "a", "it is on this host, but in a container that has no directory in common"),
+        ("", "a", "it is on another host, or in a container that has no directory in common"),
+        ("a", "", "it is on another host, or in a container that has no directory in common"),
+    ],
+)
+def test_why_a_meeting_is_not_found(theirs: str, ours: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "host", lambda: ours)
+    assert meeting.unseen(theirs).startswith(why)
+
+
+STRANGER = """
+import os, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[1].split(os.pathsep)
+from paramserver.transport.shm.meeting import Visit
+os.setgroups([])
+os.setgid(4711)
+os.setuid(4711)
+try:
+    Visit(sys.argv[2], 0, folder=Path(sys.argv[3]))
+except PermissionError:
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("mode", [0o600, 0o777])
+def test_another_user_is_refused(folder: Path, mode: int) -> None:
+    """By the mode of the socket, and if that let everybody in, by asking the kernel who it is."""
+    opened = Meeting(folder)
+    (folder / opened.name).chmod(mode)
+    command = [sys.executable, "-c", STRANGER, os.pathsep.join(sys.path), opened.name, str(folder)]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "refused\n"
+    opened.close()
+
+
+def test_a_user_whom_the_namespace_does_not_know_is_nobody_in_particular(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a user namespace all users from outside have one number, which may be that of this process."""
+    monkeypatch.setattr(meeting, "_anybody", os.geteuid)
+    opened = Meeting(folder)
+    with pytest.raises(PermissionError):
+        Visit(opened.name, 0, folder=folder)
+    opened.close()
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "paramserver-" + "0" * 31 + "/", "paramserver-../../x"])

@@ -20,6 +20,7 @@ import pytest
 from paramserver.config import Settings, load_settings
 from paramserver.doctor import look_at_coordinator, storage, with_running_job
 from paramserver.doctor.finding import Finding, Level
+from paramserver.doctor.machine import check_meeting
 from paramserver.doctor.software import check_import, try_imports
 from paramserver.errors import ConfigError, NotLeaderError, ParamServerError
 from paramserver.machine import hosts
@@ -441,3 +442,11 @@ def test_doctor_itself_loads_no_torch(place: Place) -> None:
         "assert 'torch' not in sys.modules, 'torch'\n"
     )
     place.start(sys.executable, "-c", code).wait().check()
+
+
+def test_the_place_to_meet(tmp_path: Path) -> None:
+    assert check_meeting(Path("/dev/shm")).level is Level.OK
+    missing = check_meeting(tmp_path / "missing")
+    assert missing.level is Level.WARN
+    assert missing.value == f"{tmp_path}/missing cannot be used (cluster.meeting_dir): No such file or directory"
+    assert "volume" in missing.remedy

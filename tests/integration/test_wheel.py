@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.integration.harness import ROOT
 
+NO_COMPILER = {"CC": "no-such-compiler"}
+
 
 def run(*argv: str | Path, cwd: Path, environ: Mapping[str, str] | None = None) -> str:
     """What a command prints; nothing of the checkout is on its path."""
@@ -65,13 +67,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the wheel is installed."""
+    """Where the wheel is installed, which takes no compiler."""
     folder = tmp_path_factory.mktemp("site")
-    pip("install", "--no-deps", "--no-index", "--target", folder, wheel, cwd=folder)
+    pip("install", "--no-deps", "--no-index", "--target", folder, wheel, cwd=folder, environ=NO_COMPILER)
     return folder
 
 
 KERNELS = "paramserver/kernels/_kernels.so"
+KERNELS_REPORT = "from paramserver.server.arithmetic import compiled; print(compiled.report())"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
@@ -83,9 +86,13 @@ def test_wheel_holds_the_package_and_its_kernels_and_nothing_else(wheel: Path) -
 
 
 def test_without_a_compiler_the_wheel_is_for_any_machine(tmp_path: Path) -> None:
-    pure = build(tmp_path, {"CC": "no-such-compiler"})
+    pure = build(tmp_path, NO_COMPILER)
     assert pure.name == "paramserver-0.1.0-py3-none-any.whl"
     assert content(pure) == files()
+    folder = tmp_path / "site"
+    pip("install", "--no-deps", "--no-index", "--target", folder, pure, cwd=tmp_path, environ=NO_COMPILER)
+    report = run(sys.executable, "-c", KERNELS_REPORT, cwd=tmp_path, environ={"PYTHONPATH": str(folder)})
+    assert report == "not built: there was no C compiler when paramserver was installed\n"
 
 
 def test_commands_of_the_installed_wheel(site: Path, tmp_path: Path) -> None:
@@ -95,8 +102,7 @@ def test_commands_of_the_installed_wheel(site: Path, tmp_path: Path) -> None:
     text = run(sys.executable, "-c", code, cwd=tmp_path, environ=environ)
     assert text.startswith(f"{site}/paramserver/__init__.py\n")
     assert "Usage: paramserver COMMAND" in text
-    kernels = "from paramserver.server.arithmetic import compiled; print(compiled.report())"
-    assert run(sys.executable, "-c", kernels, cwd=tmp_path, environ=environ).startswith(
+    assert run(sys.executable, "-c", KERNELS_REPORT, cwd=tmp_path, environ=environ).startswith(
         "compiled: " if shutil.which("cc") else "not built"
     )
     assert run(site / "bin" / "paramserver", "--version", cwd=tmp_path, environ=environ) == "paramserver 0.1.0\n"

@@ -304,6 +304,26 @@ def test_status_as_a_table() -> None:
     assert "lost: worker-1" in text
 
 
+def test_status_says_why_memory_is_not_shared() -> None:
+    from rich.console import Console
+
+    status = coordinator_pb2.StatusResponse(job="digits")
+    status.processes.add(role="server", name="server-0")
+    elsewhere = "server-0, server-1: it is on another host"
+    for number in range(9):
+        near = number < 2
+        transport, reason = ("shm", "") if near else ("bulk", elsewhere)
+        status.processes.add(role="worker", name=f"worker-{number}", transport=transport, transport_reason=reason)
+    status.processes.add(role="worker", name="worker-9", transport="shm", gone=True)
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(render(describe(status)))
+    assert [line.rstrip() for line in capture.get().splitlines() if line.startswith("transport")] == [
+        "transport of worker-0, worker-1: shm",
+        f"transport of 7 workers: bulk; no shared memory ({elsewhere})",
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "current", "expected"),
     [

@@ -53,6 +53,13 @@ def test_more_replicas_than_other_servers_are_told() -> None:
     assert "set cluster.servers to 3 or more, or cluster.replicas lower" in configuration.value
 
 
+def test_variables_of_the_compose_file_are_known() -> None:
+    environ = {"PARAMSERVER_RESTART_COMMAND": "docker start $HOSTNAME", "PARAMSERVER_CLUSTER__MEETING_DIR": "/meeting"}
+    settings, (variables, _) = read_settings(Request(environ=environ))
+    assert variables.level is Level.OK
+    assert settings.cluster.meeting_dir == "/meeting"
+
+
 def test_unknown_variables_are_told_with_the_right_name_and_disturb_nothing_else() -> None:
     environ = {
         "PARAMSERVER_CONSISTENCI__MODE": "hunter2-in-the-wrong-place",

@@ -282,6 +282,68 @@ def test_replicas_gpu_and_standby() -> None:
     assert {found[role]["image"] for role in ("coordinator", "server", "worker")} == {"r/p:2"}
 
 
+@pytest.mark.parametrize("target", ["k8s", "jobset"])
+def test_pods_of_a_node_meet_if_that_is_wanted(target: str) -> None:
+    """In a directory per namespace and job, which a container of root without capabilities opens for their group."""
+
+    def pods(files: Files) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+
+        def look(value: object) -> None:
+            if isinstance(value, dict):
+                if "containers" in value:
+                    found[value["containers"][0]["name"]] = value
+                for part in value.values():
+                    look(part)
+            elif isinstance(value, list):
+                for part in value:
+                    look(part)
+
+        look(objects(files))
+        return found
+
+    plain, sharing = pods(rendered(target)), pods(rendered(target, {"share_memory": True}, cluster__job="digits"))
+    assert not [role for role, pod in plain.items() if "hostPath" in str(pod) or "meeting" in str(pod).lower()]
+    for role, pod in sharing.items():
+        if role not in ("server", "worker"):
+            assert "hostPath" not in str(pod)
+            continue
+        assert {"name": "meeting", "hostPath": {"path": "/run/paramserver-pods", "type": "DirectoryOrCreate"}} in pod[
+            "volumes"
+        ]
+        (opener,), (container,) = pod["initContainers"], pod["containers"]
+        mount = {"name": "meeting", "mountPath": "/meeting", "subPathExpr": "$(POD_NAMESPACE)/digits"}
+        assert opener["volumeMounts"] == [mount]
+        assert mount in container["volumeMounts"]
+        assert opener["command"][-1] == "chgrp 10001 /meeting && chmod 1730 /meeting"
+        security = opener["securityContext"]
+        assert (security["runAsUser"], security["runAsNonRoot"]) == (0, False)
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["allowPrivilegeEscalation"] is False
+        assert pod["securityContext"]["runAsGroup"] == 10001
+        assert {"name": "PARAMSERVER_CLUSTER__MEETING_DIR", "value": "/meeting"} in container["env"]
+        assert container["env"][0]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+
+
+def test_containers_of_compose_meet_where_only_their_group_may_enter() -> None:
+    (document,) = objects(rendered("compose"))
+    (own,) = yaml.safe_load_all((ROOT / "docker-compose.yml").read_text())
+    for one in (document, own):
+        assert one["volumes"]["meeting"]["driver_opts"]["type"] == "tmpfs"
+        options = set(one["volumes"]["meeting"]["driver_opts"]["o"].split(","))
+        assert {"mode=1730", "gid=10001", "size=1m", "nosuid", "nodev", "noexec"} <= options
+        assert not [option for option in options if option.startswith("uid=")]
+        meeting = {
+            name for name, service in one["services"].items() if "meeting:/meeting" in service.get("volumes", ())
+        }
+        told = {
+            name
+            for name, service in one["services"].items()
+            if service.get("environment", {}).get("PARAMSERVER_CLUSTER__MEETING_DIR") == "/meeting"
+        }
+        assert meeting == told == {"server", "worker", *({"worker-gpu"} & one["services"].keys())}
+
+
 def test_a_jobset_ends_and_its_results_stay(tmp_path: Path) -> None:
     files = rendered("jobset", cluster__servers=3, cluster__workers=5, run__summary="s.json")
     spec = named(files, "JobSet", "paramserver")["spec"]

@@ -38,7 +38,7 @@ VARIANTS: dict[str, tuple[dict[str, object], dict[str, Any]]] = {
             "training.device": "cuda",
             "log.level": "debug",
         },
-        {"gpu": True, "standby": True},
+        {"gpu": True, "standby": True, "share_memory": True},
     ),
     "other store": ({"cluster.store": "rediss://h:1/2", "cluster.store_password_file": "p"}, {}),
     "insecure": ({"security.insecure": True, "security.certs": ""}, {}),

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from paramserver.v1.coordinator_pb2 import StatusResponse
 
+# A line names so many workers, and counts more of them.
+_NAMED = 4
+
 
 def describe(response: StatusResponse) -> dict[str, Any]:
     """The answer of the coordinator as plain values: the same model as `/api/v1/status`."""
@@ -51,7 +54,7 @@ def render(facts: dict[str, Any], cut: bool = False) -> RenderableType:
     lines += [Text(f"wrong now: {sentence}") for sentence in facts["troubles"].values()]
     lines += [Text(f"broken promise: {sentence}") for sentence in facts["broken_promises"].values()]
     lines += [Text(f"skipped, since it kills the workers that compute it: {name}") for name in facts["poisoned_slices"]]
-    lines += [Text(line) for line in _shards(facts.get("shards", ()))]
+    lines += [Text(line) for line in [*_shards(facts.get("shards", ())), *_transports(facts["processes"])]]
     if facts["lost"]:
         lines.append(Text(f"lost: {', '.join(facts['lost'])}"))
     if facts["losses"] > len(facts["lost"]):
@@ -80,4 +83,17 @@ def _shards(shards: Sequence[dict[str, Any]]) -> list[str]:
             share = sum(one["share"] for one in behind) / len(behind)
             state += f" {int(share * 100)} %, on {', '.join(sorted({one['server'] for one in behind}))}"
         lines.append(f"{'shard' if len(group) == 1 else 'shards'} {numbers} on {primary}: {state}")
+    return lines
+
+
+def _transports(processes: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each way in which workers talk to servers, with the reason why it is not shared memory."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for process in processes:
+        if process["role"] == "worker" and process["transport"] and not process["gone"]:
+            groups.setdefault((process["transport"], process["transport_reason"]), []).append(process["name"])
+    lines = []
+    for (transport, reason), names in groups.items():
+        who = ", ".join(names) if len(names) <= _NAMED else f"{len(names)} workers"
+        lines.append(f"transport of {who}: {transport}" + (f"; no shared memory ({reason})" if reason else ""))
     return lines

@@ -20,6 +20,7 @@ _ONLY = {
     "--standby": ("k8s",),
     "--dataset": ("compose", "k8s", "jobset"),
     "--storage-class": ("k8s", "jobset"),
+    "--share-memory": ("k8s", "jobset"),
 }
 
 
@@ -37,6 +38,7 @@ def render(
     standby: bool = False,
     dataset: str | None = None,
     storage_class: str | None = None,
+    share_memory: bool = False,
 ) -> int:
     """Write files that start the job elsewhere: systemd units, a compose file, Kubernetes manifests; or that watch it.
 
@@ -67,6 +69,9 @@ def render(
         as /srv/images; k8s, jobset: the name of a PersistentVolumeClaim.
     storage_class
         k8s, jobset: the class of the volume of the checkpoints; it has to offer ReadWriteMany.
+    share_memory
+        k8s, jobset: servers and workers of one node share memory. They meet in a directory of the node (hostPath),
+        which a container of root opens for them, so the namespace has to allow that.
     """
     from paramserver.render.output import as_stream, write_directory
     from paramserver.render.request import DEFAULT_IMAGE, DEFAULT_PREFIX, Request
@@ -78,6 +83,7 @@ def render(
         hint = f'did you mean "{near[0]}"?' if near else "there are " + ", ".join(makers)
         raise ConfigError(f'"{target}" is nothing to render; {hint}')
     given = {"--image": image is not None, "--prefix": prefix is not None, "--standby": standby}
+    given["--share-memory"] = share_memory
     given |= {"--dataset": dataset is not None, "--storage-class": storage_class is not None}
     for option, targets in _ONLY.items():
         if given[option] and target not in targets:
@@ -93,6 +99,7 @@ def render(
         standby=standby,
         dataset=dataset or "",
         storage_class=storage_class or "",
+        share_memory=share_memory,
     )
     files = makers[target](request)
     if output is None:

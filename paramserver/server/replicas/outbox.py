@@ -21,7 +21,7 @@ from paramserver.core.layout.arena import Arena, make_arena, pages
 from paramserver.core.layout.plan import Chunk, Plan
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
 from paramserver.transport.base import Channel, Neighbour
-from paramserver.transport.shm.meeting import Meeting
+from paramserver.transport.shm.meeting import Meeting, host
 from paramserver.transport.shm.segments import PAGE, Segment, available
 from paramserver.v1 import shard_pb2
 
@@ -111,6 +111,7 @@ class Outbox:
                 layout_digest=self._plan.layout.digest,
                 meeting=meeting.name,
                 bytes=segment.nbytes,
+                host=host(),
             )
             reply = cast(shard_pb2.LendResponse, await channel.call("Shard.Lend", request, timeout=_LEND_S))
             if reply.refusal:

@@ -25,6 +25,7 @@ from paramserver.server.versions.version import room_for
 from paramserver.transport.base import Caller, caller
 from paramserver.transport.security.policy import SERVER
 from paramserver.transport.shm import channel as local
+from paramserver.transport.shm.meeting import refused, unseen
 from paramserver.transport.shm.segments import available
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, name_from_proto, unpack_mask
@@ -79,10 +80,10 @@ class Replicas:
                 lent = Lent(shard.plan, request, theirs.fileno())
         except FileNotFoundError:
             ours.close()
-            return shard_pb2.LendResponse(refusal="it is on another host, or in a container with its own /dev/shm")
+            return shard_pb2.LendResponse(refusal=unseen(request.host))
         except (OSError, ValueError) as error:
             ours.close()
-            return shard_pb2.LendResponse(refusal=f"no memory can be shared with it: {error}")
+            return shard_pb2.LendResponse(refusal=refused(error))
         shard.copies.borrow(lent)
         lent.line = await local.serve(ours, [("Shard", self._service)], caller() or _A_SERVER)
         if shard.copies.lent is not lent:

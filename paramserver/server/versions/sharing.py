@@ -21,7 +21,7 @@ from paramserver.core.layout.plan import Chunk, Kind, Plan
 from paramserver.core.layout.slots import Slots
 from paramserver.server.versions.version import Version
 from paramserver.tensors.dtypes import tensor_from
-from paramserver.transport.shm.meeting import Visit
+from paramserver.transport.shm.meeting import Visit, refused, unseen
 from paramserver.transport.shm.segments import PAGE, Foreign, Segment, available
 from paramserver.v1 import shard_pb2
 
@@ -98,9 +98,9 @@ class Sharing:
                 self._weights = Segment(nbytes)
             visit = Visit(request.meeting, self._weights.reading_fd, *sockets)
         except FileNotFoundError:
-            return shard_pb2.AttachResponse(refusal="it is on another host, or in a container with its own /dev/shm")
+            return shard_pb2.AttachResponse(refusal=unseen(request.host))
         except (OSError, ValueError) as error:
-            return shard_pb2.AttachResponse(refusal=f"no memory can be shared with it: {error}")
+            return shard_pb2.AttachResponse(refusal=refused(error))
         number = next(self._numbers)
         former = [other for other, one in self._attachments.items() if one.worker == request.worker]
         self._slots.join(number, former)  # its weights may still lie there

@@ -1,8 +1,12 @@
 """How two processes of one host hand each other their memory: over a socket that is there for a moment.
 
 One process opens a `Meeting` and tells the meeting's name over the authenticated channel; the other process pays a
-`Visit`. A visit succeeds only on the same host, or between containers that share /dev/shm. Nothing here waits: the
-visitor leaves its descriptor before it answers, and finds the other's descriptor when it next hears of that process.
+`Visit`. A visit succeeds only on the same host, where both processes see the same directory: /dev/shm, or a volume
+that containers have in common (`meet_in`). Nothing here waits: the visitor leaves its descriptor before it answers, and
+finds the other's descriptor when it next hears of that process.
+
+A name is a secret between the two processes. In a directory that its users cannot list, such as the volume of our
+containers, no third process finds a meeting, not even one of the same user.
 
 (Memory cannot have the name itself: the kernel gives a file without a name one only once, and no other after that is
 removed; with a name that stays, memory would outlive a process that is killed.)
@@ -18,6 +22,7 @@ import socket
 import stat
 import struct
 import time
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
@@ -28,12 +33,47 @@ _STALE_S = 60.0
 _BYTE = b"\n"
 
 
+class _Place:
+    """Where this process meets others."""
+
+    folder = FOLDER
+
+
+def meet_in(folder: Path) -> None:
+    """From now on this process meets others in ``folder``. It holds sockets only; a path of up to 62 bytes."""
+    _Place.folder = folder
+
+
+@cache
+def host() -> str:
+    """What tells this host from others: the present start of its kernel. Empty: not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def unseen(their_host: str) -> str:
+    """In words for the other process, why its meeting is not found here. ``their_host``: what `host` says there."""
+    apart = f"in a container that has no directory in common with this one (cluster.meeting_dir, there {_Place.folder})"
+    if not their_host or not host():
+        return f"it is on another host, or {apart}"
+    return f"it is on this host, but {apart}" if their_host == host() else "it is on another host"
+
+
+def refused(error: OSError | ValueError) -> str:
+    """In words for the other process, why its meeting could not be visited."""
+    if isinstance(error, PermissionError):
+        return f"it runs as another user, or may not enter {_Place.folder}"
+    return f"no memory can be shared with it: {error}"
+
+
 class Meeting:
     """A place to meet one other process of the same user. Close it."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Raises OSError where there can be none."""
-        folder = folder or FOLDER
+        folder = folder or _Place.folder
         sweep(folder)
         self.name = _PREFIX + secrets.token_hex(16)
         self._path = folder / self.name
@@ -42,6 +82,9 @@ class Meeting:
             self._socket.bind(str(self._path))
             self._path.chmod(0o600)
             self._socket.listen(1)
+        except OSError as error:
+            self.close()
+            raise OSError(f"{folder} cannot be used (cluster.meeting_dir): {error.strerror or error}") from error
         except BaseException:
             self.close()
             raise
@@ -74,7 +117,7 @@ class Visit:
             raise ValueError("that is no name of a meeting")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            self._socket.connect(str((folder or FOLDER) / name))
+            self._socket.connect(str((folder or _Place.folder) / name))
             _check_peer(self._socket)
             socket.send_fds(self._socket, [_BYTE], fds)
         except BaseException:
@@ -94,7 +137,7 @@ class Visit:
 
 
 def sweep(folder: Path) -> None:
-    """Remove meetings of this user whose process was killed in the middle of one."""
+    """Remove meetings of this user whose process was killed in the middle of one, if ``folder`` can be listed."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             if _NAME.fullmatch(entry.name):
@@ -120,5 +163,15 @@ def _receive(connection: socket.socket, count: int) -> list[int]:
 def _check_peer(connection: socket.socket) -> None:
     """Only processes of the same user share memory."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid != os.geteuid():
+    if uid != os.geteuid() or uid == _anybody():
         raise PermissionError("the other process belongs to another user")
+
+
+@cache
+def _anybody() -> int | None:
+    """The number of all users whom this process's user namespace does not know; None: it knows all."""
+    try:
+        whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
+        return None if whole else int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return None

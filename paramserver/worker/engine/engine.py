@@ -138,7 +138,7 @@ class Engine:
         report.at_work = report.at_work and not self.member.waits
         report.waiting_for = waiting_for or (links.pulls.waiting_for if links else "")
         if links is not None:
-            report.transport = links.near.kind
+            report.transport, report.transport_reason = links.near.kind, links.near.reason
         return report
 
     def _report(self) -> coordinator_pb2.SessionRequest:

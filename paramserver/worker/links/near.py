@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("paramserver.worker")
 
 _ATTACH_S = 10.0
+# The most servers that a reason names.
+_NAMES = 4
 
 
 class Near:
@@ -28,6 +30,9 @@ class Near:
         self.shared: SharedMemory | None = None
         # By shard: this worker attaches once at a time, since an attachment ends the former one.
         self._attaching = [asyncio.Lock() for _ in range(len(targets))]
+        # By shard, why its server shares no memory; and why this worker shares memory with no server.
+        self._refusals: dict[int, str] = {}
+        self._withheld = ""
 
     def ways(self) -> list[Attached] | None:
         """By shard, the connection for the thread that trains; None if there is none to some server."""
@@ -55,7 +60,8 @@ class Near:
             await shared.close()
             raise
         self.shared = shared if shared.shards else None
-        return {shard: refusal for shard, refusal in enumerate(refusals) if refusal}
+        self._refusals = {shard: refusal for shard, refusal in enumerate(refusals) if refusal}
+        return self._refusals
 
     async def attach_again(self, shard: int, timeout_s: float) -> None:
         """Attach to a server to which the shard has moved, or which knows this worker by an earlier member number.
@@ -69,11 +75,18 @@ class Near:
             if not shared.outdated(shard, targets.worker(), targets.channels[shard]):
                 return
             refusal = await self._attach(shared, shard, timeout_s)
+        self._refusals.pop(shard, None)
         if refusal:
+            self._refusals[shard] = refusal
             log.info(f"weights and gradients go over the network to {targets.names[shard]}", reason=refusal)
 
-    async def detach(self) -> None:
-        """Share memory with no server any more."""
+    def withhold(self, reason: str) -> None:
+        """This worker shares memory with no server, for this reason."""
+        self._withheld = reason
+
+    async def detach(self, reason: str) -> None:
+        """Share memory with no server any more, for this reason."""
+        self.withhold(reason)
         shared, self.shared = self.shared, None
         if shared is not None:
             await shared.close()
@@ -121,3 +134,18 @@ class Near:
         if self.shared is None or not self.shared.shards:
             return kind
         return "shm" if len(self.shared.shards) == len(channels) else f"shm+{kind}"
+
+    @property
+    def reason(self) -> str:
+        """Why weights and gradients are not in shared memory, as `status` shows it; empty: they are."""
+        if self._withheld:
+            return self._withheld
+        # By reason, the servers without repetition: one may have several shards.
+        servers: dict[str, dict[str, None]] = {}
+        for shard, refusal in sorted(self._refusals.items()):
+            servers.setdefault(refusal, {})[self._targets.names[shard]] = None
+        return "; ".join(f"{_listed([*names])}: {refusal}" for refusal, names in servers.items())
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_NAMES]) + ", …" * (len(names) > _NAMES)

@@ -16,7 +16,7 @@ from paramserver.core.layout.arena import Arena, make_arena
 from paramserver.core.layout.plan import Kind, Plan
 from paramserver.transport.base import Channel, Neighbour
 from paramserver.transport.direct import DirectLine
-from paramserver.transport.shm.meeting import Meeting
+from paramserver.transport.shm.meeting import Meeting, host
 from paramserver.transport.shm.segments import PAGE, Foreign, available
 from paramserver.v1 import shard_pb2
 from paramserver.worker.memory.inbox import Inbox
@@ -67,7 +67,7 @@ class SharedMemory:
         try:
             meeting = Meeting()
         except OSError as error:
-            return f"no place to meet servers of this host: {error}"
+            return f"no place to meet: {error}"
         try:
             request = shard_pb2.AttachRequest(
                 job=job,
@@ -76,6 +76,7 @@ class SharedMemory:
                 layout_digest=self._digest,
                 meeting=meeting.name,
                 inbox_bytes=self.inbox.memory.nbytes,
+                host=host(),
             )
             reply = cast(shard_pb2.AttachResponse, await channel.call("Shard.Attach", request, timeout=timeout_s))
             self._asked[shard] = worker, channel

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).resolve().parents[3]
 NO_VARIABLES = Path(__file__).resolve().parent / "none.env"
 IMAGE = "paramserver:test-compose"
+# With a C compiler, so that the build needs no network; docker/base-images.sh sees to it that it is here.
+BUILD_IMAGE = "python:3.11"
 # Nothing here should take this long, on whatever machine; what does counts as hanging.
 PATIENCE_S = 240.0
 JOB_S = 900.0
@@ -75,7 +77,7 @@ def compose_command() -> tuple[str, ...]:
 def clean_environment(**variables: str) -> dict[str, str]:
     """This process's environment without settings, plus some variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSERVER_")}
-    return {**kept, "IMAGE": IMAGE, **variables}
+    return {**kept, "IMAGE": IMAGE, "BUILD_IMAGE": BUILD_IMAGE, **variables}
 
 
 def run_here(script: str, directory: Path, **settings: str) -> dict[str, Any]:
