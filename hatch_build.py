@@ -52,7 +52,7 @@ def compile_kernels(source: Path, target: Path) -> str:
     made = target.with_suffix(f".{os.getpid()}")
     command = [*compiler, *FLAGS, f'-DSOURCE="{fingerprint}"', str(source), "-o", str(made), "-lm"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         said = done.stderr.strip().splitlines() or ["the compiler failed"]
         problem = next((line for line in said if "error" in line), said[-1]) if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
