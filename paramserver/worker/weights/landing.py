@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from paramserver.core.layout.plan import Kind, Plan
 from paramserver.tensors.dtypes import buffer_of
 from paramserver.v1 import shard_pb2
-from paramserver.worker.flat import FlatSpace
+
+if TYPE_CHECKING:
+    from paramserver.worker.flat import FlatSpace
 
 # Smaller pieces are copied: to look where they belong would take as long.
 LEAST_BYTES = 64 << 10
