@@ -325,6 +325,8 @@ class RunningShard:
         try:
             content = (draft.content if draft is not None else None) or self.copies.content(base.number)
             header = self.copies.header(contributions)
+            if content is not None:
+                await content.free()
             given = await self._given(base, contributions, content)
             slot = self.sharing.take()
             version, placed = await self.arithmetic(
