@@ -63,7 +63,7 @@ def most(place: Path, replicas: int, optimizer: Optimizer, transport: str, mode:
     place.mkdir()
     data = TensorDataset(torch.ones(STEPS * 2, SIDE), torch.ones(STEPS * 2))
     script = Program(data, 1, 1, model, optimizer, loss=loss)
-    options = {"cluster__transport": transport, "training__chunk_bytes": CHUNK_BYTES, "mode": mode}
+    options: dict[str, Any] = {"cluster__transport": transport, "training__chunk_bytes": CHUNK_BYTES, "mode": mode}
     with pytest.MonkeyPatch.context() as patch:
         watched = Most(patch)
         with Rig(place, 0, cluster__replicas=replicas, **options) as rig:

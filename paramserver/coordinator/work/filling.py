@@ -42,12 +42,7 @@ class Filling:
         """``wanted`` shards. ``holders``: of the former shards. ``servers``: by their index."""
         self._job, self._plan, self._servers = job, plan, servers
         self.holders, self._former = Holders.spread(wanted, holders), len(holders)
-        self._message = shard_pb2.Filling(
-            sources=job.shard_infos(),
-            timeline=job.timeline,
-            placement=holders.number,
-            repair_mbps=job.options.repair_mbps,
-        )
+        self._sources, self._placement = job.shard_infos(), holders.number
         self._peers = [
             types_pb2.ShardInfo(
                 index=shard, address=self._address(held.primary, shard), server=servers[held.primary].name
@@ -69,11 +64,10 @@ class Filling:
 
     async def ahead(self, consistency: types_pb2.Consistency) -> bool:
         """Have the former shards bring all copies their chunks; whether all of it is there. Raises what calls raise."""
-        if len(self._message.sources) < self._former:  # a former shard has no server at the moment
+        if len(self._sources) < self._former:  # a former shard has no server at the moment
             return False
-        self._message.ahead = True
         timeout_s = self._job.options.call_timeout_s
-        replies = await _all([self._configure(*copy, consistency, timeout_s) for copy in self._copies])
+        replies = await _all([self._configure(*copy, consistency, None, timeout_s) for copy in self._copies])
         return all(reply.whole for reply in replies)
 
     async def fill(self, version: int, consistency: types_pb2.Consistency) -> None:
@@ -81,21 +75,35 @@ class Filling:
 
         The former shards stand at ``version``.
         """
-        self._message.version = version
-        await _all([self._configure(*copy, consistency, _FILL_S) for copy in self._copies])
+        await _all([self._configure(*copy, consistency, version, _FILL_S) for copy in self._copies])
         await _all([self._set_holders(shard, consistency) for shard in range(len(self.holders))])
 
     async def _configure(
-        self, server: int, shard: int, backup: bool, consistency: types_pb2.Consistency, timeout_s: float
+        self,
+        server: int,
+        shard: int,
+        backup: bool,
+        consistency: types_pb2.Consistency,
+        version: int | None,
+        timeout_s: float,
     ) -> shard_pb2.ConfigureResponse:
+        """``version``: at which the former shards stand; None: they do not stand yet."""
         job = self._job
         request = job.registry.configuration(shard)
         request.timeline, request.shards, request.backup = job.timeline + 1, len(self.holders), backup
         request.consistency.CopyFrom(consistency)
         del request.peers[:]
         request.peers.extend(self._peers)
-        request.filling.CopyFrom(self._message)
-        request.filling.address = self._address(server, shard)
+        filling = shard_pb2.Filling(
+            sources=self._sources,
+            timeline=job.timeline,
+            version=version or 0,
+            ahead=version is None,
+            placement=self._placement,
+            address=self._address(server, shard),
+            repair_mbps=job.options.repair_mbps,
+        )
+        request.filling.CopyFrom(filling)
         reply = await self._call(server, shard, "Shard.Configure", request, timeout_s)
         return cast(shard_pb2.ConfigureResponse, reply)
 

@@ -47,6 +47,8 @@ _MARGIN, _ATTEMPTS = 2, 12
 _LOOK_S = 0.005
 # Between two looks at how far the new shards are: at first, and at most.
 _AHEAD_S, _LATER_S = 0.02, 0.5
+# How long former shards may take to bring chunks while training goes on.
+_LONGEST_AHEAD_S = 400.0
 
 
 class _Registry(Protocol):
@@ -169,7 +171,7 @@ class Resizing:
         if wanted == job.options.servers:
             return coordinator_pb2.ScaleResponse(servers=wanted)
         self._core.wish(wanted)
-        self._task = job.tasks.begin(self._run(time.monotonic() + wait_s), awaited=True)
+        self._task = job.tasks.begin(self._run(wait_s), awaited=True)
         try:
             paused_s = await asyncio.shield(self._task)
         except asyncio.CancelledError:
@@ -226,23 +228,26 @@ class Resizing:
 
     # ---- the change
 
-    async def _run(self, deadline: float) -> float:
-        """Make the change; the seconds for which workers waited. If it fails, it is given up."""
+    async def _run(self, wait_s: float) -> float:
+        """Make the change; the seconds for which workers waited. If it fails, it is given up.
+
+        ``wait_s``: the longest wait for servers that are missing, and for the job to come to rest.
+        """
         job, wanted = self._job, self._core.wanted
         log.info("the number of servers changes", servers=wanted, now=job.options.servers)
         drained = False
         try:
             await job.refresh()
-            await self._servers_there(deadline)
+            await self._servers_there(time.monotonic() + wait_s)
             self._core.prepare()
             # The number of the plan is used once only, also by another coordinator.
             job.write_down()
             await job.journal.settled()
             if job.journal.behind:
                 raise errors.UnavailableError("the store does not answer: try again when it does")
-            await self._ahead(deadline)
+            await self._ahead()
             drained = job.leasing.table is not None
-            began, version = await self._at_rest(deadline)
+            began, version = await self._at_rest(time.monotonic() + wait_s)
             await self._switch(version)
         except BaseException as error:
             if not self._core.under_way and not self._moved:  # the job goes back
@@ -358,16 +363,15 @@ class Resizing:
         servers = {one.index: one for one in job.members.of(Role.SERVER)}
         return Filling(job, self._core.newest_plan, self._core.wanted, job.replication.holders, servers)
 
-    async def _ahead(self, deadline: float) -> None:
+    async def _ahead(self) -> None:
         """Have former shards bring the new ones their chunks while training goes on.
 
-        Return when all is there, or when half of the time is over: then the rest is fetched while workers wait.
+        Return when all is there, or after _LONGEST_AHEAD_S: then the rest is fetched while workers wait.
         """
         consistency = consistency_to_proto(self._job.consistency)
         began = time.monotonic()
-        until = began + (deadline - began) / 2
         filling, pause_s = self._filling(), _AHEAD_S
-        while time.monotonic() < until:
+        while time.monotonic() < began + _LONGEST_AHEAD_S:
             self._check()
             filling.check()
             filling = self._filling()
