@@ -17,15 +17,17 @@ from paramserver.core.layout import catching_up
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.replicas.parcels import CatchUpParcel
 from paramserver.server.replicas.parts import Parts
+from paramserver.server.rpc.parts import PartsCalls
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import until, wait
+from tests.support.cluster.processes import Killed, running_process
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, network
 from tests.support.cluster.small_job import SLICES, program
 from tests.support.failover.held import Held
 from tests.support.failover.kills import exact
 from tests.support.failover.ledger import BATCH, CELLS
 from tests.support.failover.resizing import Between, Wish, resize
-from tests.support.failover.rollback import Rig, Strike, same, twin
+from tests.support.failover.rollback import Rig, same, twin
 
 SMALL: dict[str, Any] = {"training__chunk_bytes": 256}
 There = tuple[Mapping[int, Tensor], Mapping[int, ChunkState]]
@@ -138,21 +140,33 @@ def test_the_pause_does_not_depend_on_how_long_chunks_travel(
 
 
 @pytest.mark.parametrize(
-    ("at", "who"),
+    ("called", "who"),
     [
-        ("catch_up_part.received", "server-2"),
-        pytest.param("forward_part.received", "server-2", marks=pytest.mark.long),
-        pytest.param("catch_up_part.received", "leader", marks=pytest.mark.long),
-        pytest.param("catch_up_part.received", "server-0", marks=pytest.mark.long),
-        pytest.param("forward_part.received", "server-1", marks=pytest.mark.long),
+        ("catch_up_part", "server-2"),
+        pytest.param("forward_part", "server-2", marks=pytest.mark.long),
+        pytest.param("catch_up_part", "leader", marks=pytest.mark.long),
+        pytest.param("catch_up_part", "server-0", marks=pytest.mark.long),
+        pytest.param("forward_part", "server-1", marks=pytest.mark.long),
     ],
 )
-def test_somebody_dies_meanwhile(at: str, who: str, one_by_one: None, tmp_path: Path) -> None:
+def test_somebody_dies_meanwhile(
+    called: str, who: str, one_by_one: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bits are the same, no step is done again, and the change is undone."""
     wanted = twin("resized", program(), 256, slices_per_step=SLICES)
-    held = Held()
-    strike = Strike(at, do=lambda: rig._at_once(lambda: rig.strike(who)))
-    with Rig(tmp_path, 0, [strike], cluster__replicas=1, **SMALL) as rig:
+    held, struck, method = Held(), list[str](), getattr(PartsCalls, called)
+
+    async def strikes(self: PartsCalls, frames: Any) -> Any:
+        if not struck:
+            struck.append(who)
+            rig._at_once(lambda: rig.strike(who))
+        mine = running_process()
+        if mine is not None and mine.killed:
+            raise Killed
+        return await method(self, frames)
+
+    monkeypatch.setattr(PartsCalls, called, strikes)
+    with Rig(tmp_path, 0, cluster__replicas=1, **SMALL) as rig:
         if who == "server-2":
             rig.again_s = 60.0  # there is no place for it any more
         rig.begin(program(held))
@@ -164,6 +178,7 @@ def test_somebody_dies_meanwhile(at: str, who: str, one_by_one: None, tmp_path: 
         held.released.set()
         summary = rig.finish()
         wish.join()
+        assert struck
         assert isinstance(wish.error, errors.ParamServerError)
         assert (rig.rollbacks, rig.record().expected_servers) == (0, 2)
     same(summary, wanted)

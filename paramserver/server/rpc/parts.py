@@ -9,7 +9,6 @@ from torch import Tensor
 
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk
-from paramserver.failpoints import reach
 from paramserver.frames import AnyFrame
 from paramserver.server.replicas.content import contribution, used_in
 from paramserver.server.replicas.parts import Part, Parts
@@ -57,7 +56,6 @@ class PartsCalls:
         upload = await receive(frames, "catch_up", expect, keep, state=state, some=True)
         header = upload.header.catch_up
         parts, part, states = brought[0]
-        reach("catch_up_part.received", header.version)
         async with part.turn:
             self._part(header.job, header.timeline, header.feed)
             if header.first and part.following.version is None:
@@ -81,7 +79,6 @@ class PartsCalls:
         upload = await receive(frames, "forward", expect)
         header = upload.header.forward
         parts, part = found[0]
-        reach("forward_part.received", header.version)
         async with part.turn:
             self._part(header.job, header.timeline, header.feed)
             there = part.following.version
