@@ -45,6 +45,7 @@ class Setup:
     async def configure(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
         """Learn the model and this server's part of the plan. A repeated command changes nothing."""
         self._host.process.check_authority(request)
+        self._host.process.check_meant(request)
         self._host.process.keep(request.record)
         async with self._replacing:
             shard = self._host.shard
@@ -164,6 +165,7 @@ class Setup:
         Raises CheckpointError if the files are damaged or do not fit.
         """
         self._host.process.check_authority(request.configure)
+        self._host.process.check_meant(request.configure)
         self._host.process.keep(request.configure.record)
         async with self._replacing:
             self._host.process.in_force(self._host.plan)
