@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, Died, Outcome, alone, inside, train, until, wait
-from tests.support.cluster.loading import BATCH, SAMPLES, adamw, cross_entropy, saved, script_loading
 from tests.support.cluster.programs import Aligned, dataset
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
+from tests.support.failover.loading import BATCH, SAMPLES, adamw, cross_entropy, saved, script_loading
 from tests.support.failover.rollback import Rig, Strike, same
 
 

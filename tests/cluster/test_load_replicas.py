@@ -10,8 +10,8 @@ import pytest
 
 from paramserver.server.rpc.setup import Setup
 from tests.support.cluster.harness import train
-from tests.support.cluster.loading import saved, script_loading
 from tests.support.cluster.processes import Killed, running_process
+from tests.support.failover.loading import saved, script_loading
 from tests.support.failover.rollback import Rig, Strike, same
 
 STRIKES = {
