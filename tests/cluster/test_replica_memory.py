@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from paramserver.core.layout.plan import Chunk, TensorSpec, make_layout, make_plan
+from paramserver.server import running
 from paramserver.server.running import RunningShard
+from paramserver.server.versions.version import Version, again
 from tests.support.cluster.memory import Tensors
 from tests.support.cluster.programs import Optimizer, Program, plain
 from tests.support.failover.rollback import Rig
@@ -88,3 +91,35 @@ def test_a_copy(optimizer: Optimizer, transport: str, mode: str, weights: int, t
     without, with_ = (most(tmp_path / str(n), n, optimizer, transport, mode) for n in (0, 1))
     assert with_ - without <= (weights + STATE[optimizer]) * WEIGHTS + SLACK
     assert with_ - without >= (1 + STATE[optimizer]) * WEIGHTS, "a copy is a copy"
+
+
+def test_a_backup_makes_its_versions_in_the_memory_of_those_that_it_has_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not in memory that the version before still has, as that of a chunk that has not changed."""
+    asked = list[bool]()
+
+    def noted(spare: Mapping[int, torch.Tensor], base: Version) -> Callable[[Chunk], torch.Tensor]:
+        place = again(spare, base)
+
+        def counted(chunk: Chunk) -> torch.Tensor:
+            found = place(chunk)
+            assert found is not base.tensors[chunk.index]
+            asked.append(found is spare[chunk.index])
+            return found
+
+        return counted
+
+    monkeypatch.setattr(running, "again", noted)
+    most(tmp_path / "run", 1, plain, "shm", "sync")
+    assert asked
+    assert all(asked)
+
+
+def test_memory_that_is_still_in_use_is_not_written() -> None:
+    chunk = make_plan(make_layout([TensorSpec("w", (8,), "float32")], 4096), 1).chunks_of(0)[0]
+    mine, other = torch.zeros(chunk.elements), torch.ones(chunk.elements)
+    base = Version(1, [chunk], {chunk.index: mine})
+    assert again({chunk.index: other}, base)(chunk) is other
+    assert again({chunk.index: mine}, base)(chunk) is not mine
+    assert again({}, base)(chunk) is not mine
