@@ -152,7 +152,7 @@ def test_the_pause_does_not_depend_on_how_long_chunks_travel(
 def test_somebody_dies_meanwhile(
     called: str, who: str, one_by_one: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits are the same, no step is done again, and the change is undone."""
+    """The bits are the same, no step is done again, and the change is undone; or done, if all servers are back in time."""
     wanted = twin("resized", program(), 256, slices_per_step=SLICES)
     held, struck, method = Held(), list[str](), getattr(PartsCalls, called)
 
@@ -179,6 +179,6 @@ def test_somebody_dies_meanwhile(
         summary = rig.finish()
         wish.join()
         assert struck
-        assert isinstance(wish.error, errors.ParamServerError)
-        assert (rig.rollbacks, rig.record().expected_servers) == (0, 2)
+        assert wish.error is None or isinstance(wish.error, errors.ParamServerError)
+        assert (rig.rollbacks, rig.record().expected_servers) == (0, 3 if wish.error is None else 2)
     same(summary, wanted)
