@@ -152,7 +152,7 @@ def test_the_pause_does_not_depend_on_how_long_chunks_travel(
 def test_somebody_dies_meanwhile(
     called: str, who: str, one_by_one: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits are the same, no step is done again, and the change is undone; or done, if all servers are back in time."""
+    """The bits are the same, no step is done again, and the change is undone, or done if all are back in time."""
     wanted = twin("resized", program(), 256, slices_per_step=SLICES)
     held, struck, method = Held(), list[str](), getattr(PartsCalls, called)
 
