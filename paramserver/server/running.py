@@ -55,7 +55,7 @@ from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.server.versions.repetitions import Repetitions
 from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy, leading
 from paramserver.server.versions.sharing import Sharing, own
-from paramserver.server.versions.version import Version
+from paramserver.server.versions.version import Version, again
 from paramserver.tracing import Recorder
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
@@ -141,6 +141,8 @@ class RunningShard:
         self.repetitions = Repetitions()
         self._tasks: set[asyncio.Task[None]] = set()
         self._building = False
+        # Of a backup: the memory of a version that it has let go, for the next one.
+        self._spare: dict[int, Tensor] = {}
         # Done when the next version is published.
         self._moved: asyncio.Future[None] | None = None
         self.holding = Holding(saver, self.happen)
@@ -307,7 +309,9 @@ class RunningShard:
                 self.buffers.pop(buffer, None)
                 self.times.dropped(buffer)
             case DropVersion(version):
-                self.versions.pop(version, None)
+                dropped = self.versions.pop(version, None)
+                if dropped is not None and self.state.backup:  # which nobody reads
+                    self._spare = dropped.tensors
             case Build():
                 self._building = True
                 reach("step.after_decide", self.state.version)
@@ -325,10 +329,13 @@ class RunningShard:
         try:
             content = (draft.content if draft is not None else None) or self.copies.content(base.number)
             header = self.copies.header(contributions)
+            if content is not None:
+                await content.free()
             given = await self._given(base, contributions, content)
             slot = self.sharing.take()
+            spare, self._spare = self._spare, {}
             version, placed = await self.arithmetic(
-                lambda: self._made(base, contributions, given, slot, draft, content)
+                lambda: self._made(base, contributions, given, slot, draft, content, spare)
             )
             self.sharing.settle(version, slot, base, placed)
             self.times.applied()
@@ -359,23 +366,25 @@ class RunningShard:
         slot: int | None,
         draft: Draft | None,
         content: Content | None,
+        spare: dict[int, Tensor],
     ) -> tuple[Version, bool]:
         """The next version, and whether it lies in ``slot``. In the arithmetic thread.
 
-        ``content`` is filled, as far as it is not in ``given``.
+        ``content`` is filled, as far as it is not in ``given``. ``spare``: memory that may be used, by chunk.
         """
         began = self.trace.recorder.now() if self.trace.recorder.on else 0
-        space = self.sharing.space(slot) if slot is not None else None
+        shared = self.sharing.space(slot) if slot is not None else None
+        space = shared if shared is not None or not spare else again(spare, base)
         made = draft.made if draft is not None and draft.content is content else None
         version = self.tensors.build(base, contributions, given, space, made, content)
         if draft is not None:
             draft.becomes(version)
-        if space is None and base.slot is not None and not version.same_as(base):
+        if shared is None and base.slot is not None and not version.same_as(base):
             # None of its tensors may lie in a slot that another version will use.
             version.tensors = own(version.tensors, base.tensors, [chunk.index for chunk in version.moving(False)])
         if began:
             self.trace.made("sum and update" if given is None else "update", base.number, began, draft is not None)
-        return version, space is not None
+        return version, shared is not None
 
     def _publish(self, version: Version, buffers: Sequence[int]) -> None:
         self.versions[version.number] = version

@@ -12,6 +12,7 @@ from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.control import Control
 from paramserver.server.rpc.facts import Facts
 from paramserver.server.rpc.host import Host
+from paramserver.server.rpc.parts import PartsCalls
 from paramserver.server.rpc.process import Process
 from paramserver.server.rpc.pulls import Pulls
 from paramserver.server.rpc.replicas import Replicas
@@ -54,7 +55,10 @@ class ShardService:
         replicas = Replicas(host, self)
         self.set_holders, self.lend = replicas.set_holders, replicas.lend
         self.forward, self.forward_lent = replicas.forward, replicas.forward_lent
-        self.catch_up = replicas.catch_up
+        self.made_lent, self.catch_up = replicas.made_lent, replicas.catch_up
+        # Shards of a new plan.
+        parts = PartsCalls(host)
+        self.feed, self.catch_up_part, self.forward_part = parts.feed, parts.catch_up_part, parts.forward_part
         self.open_bulk = process.open_bulk
 
     def report(self) -> shard_pb2.StatsResponse:

@@ -369,7 +369,7 @@ class StealResponse(_message.Message):
     def __init__(self, slice: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("job", "generation", "timeline", "shard", "shards", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record", "keep", "version", "backup", "filling")
+    __slots__ = ("job", "generation", "timeline", "shard", "shards", "model", "layout_digest", "consistency", "workers", "peers", "term", "checkpoints", "checkpoint_every", "anew", "record", "keep", "version", "backup", "filling", "incarnation")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +389,7 @@ class ConfigureRequest(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BACKUP_FIELD_NUMBER: _ClassVar[int]
     FILLING_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     timeline: int
@@ -408,23 +409,56 @@ class ConfigureRequest(_message.Message):
     version: int
     backup: bool
     filling: Filling
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ..., keep: bool = ..., version: _Optional[int] = ..., backup: bool = ..., filling: _Optional[_Union[Filling, _Mapping]] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., layout_digest: _Optional[str] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerInfo, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., term: _Optional[int] = ..., checkpoints: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., anew: bool = ..., record: _Optional[bytes] = ..., keep: bool = ..., version: _Optional[int] = ..., backup: bool = ..., filling: _Optional[_Union[Filling, _Mapping]] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Filling(_message.Message):
-    __slots__ = ("sources", "timeline", "version")
+    __slots__ = ("sources", "timeline", "version", "ahead", "placement", "address", "repair_mbps")
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_MBPS_FIELD_NUMBER: _ClassVar[int]
     sources: _containers.RepeatedCompositeFieldContainer[_types_pb2.ShardInfo]
     timeline: int
     version: int
-    def __init__(self, sources: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    ahead: bool
+    placement: int
+    address: str
+    repair_mbps: float
+    def __init__(self, sources: _Optional[_Iterable[_Union[_types_pb2.ShardInfo, _Mapping]]] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., ahead: bool = ..., placement: _Optional[int] = ..., address: _Optional[str] = ..., repair_mbps: _Optional[float] = ...) -> None: ...
 
 class ConfigureResponse(_message.Message):
-    __slots__ = ("layout_digest",)
+    __slots__ = ("layout_digest", "whole")
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     layout_digest: str
-    def __init__(self, layout_digest: _Optional[str] = ...) -> None: ...
+    whole: bool
+    def __init__(self, layout_digest: _Optional[str] = ..., whole: bool = ...) -> None: ...
+
+class FeedRequest(_message.Message):
+    __slots__ = ("job", "timeline", "plan", "address", "feed", "chunks", "repair_mbps")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_MBPS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    plan: int
+    address: str
+    feed: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
+    repair_mbps: float
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., plan: _Optional[int] = ..., address: _Optional[str] = ..., feed: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ..., repair_mbps: _Optional[float] = ...) -> None: ...
+
+class FeedResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ActivateRequest(_message.Message):
     __slots__ = ("job", "generation", "timeline", "grant", "term")
@@ -993,7 +1027,7 @@ class ContributionRef(_message.Message):
     def __init__(self, sync: _Optional[_Union[SyncName, _Mapping]] = ..., worker: _Optional[int] = ..., nonce: _Optional[int] = ..., filler: bool = ..., **kwargs) -> None: ...
 
 class ForwardHeader(_message.Message):
-    __slots__ = ("job", "timeline", "placement", "version", "parts", "samples", "overflow", "used", "groups", "schedule", "chunks", "clocks", "min_clock", "consistency", "shared", "draft", "ahead")
+    __slots__ = ("job", "timeline", "placement", "version", "parts", "samples", "overflow", "used", "groups", "schedule", "chunks", "clocks", "min_clock", "consistency", "shared", "draft", "ahead", "feed")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -1011,6 +1045,7 @@ class ForwardHeader(_message.Message):
     SHARED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     placement: int
@@ -1028,15 +1063,30 @@ class ForwardHeader(_message.Message):
     shared: SharedForward
     draft: int
     ahead: bool
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ContributionRef, _Mapping]]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., chunks: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., shared: _Optional[_Union[SharedForward, _Mapping]] = ..., draft: _Optional[int] = ..., ahead: bool = ...) -> None: ...
+    feed: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ContributionRef, _Mapping]]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., chunks: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., shared: _Optional[_Union[SharedForward, _Mapping]] = ..., draft: _Optional[int] = ..., ahead: bool = ..., feed: _Optional[int] = ...) -> None: ...
 
 class SharedForward(_message.Message):
-    __slots__ = ("meeting", "slot")
+    __slots__ = ("meeting",)
     MEETING_FIELD_NUMBER: _ClassVar[int]
-    SLOT_FIELD_NUMBER: _ClassVar[int]
     meeting: str
-    slot: int
-    def __init__(self, meeting: _Optional[str] = ..., slot: _Optional[int] = ...) -> None: ...
+    def __init__(self, meeting: _Optional[str] = ...) -> None: ...
+
+class MadeLentRequest(_message.Message):
+    __slots__ = ("job", "timeline", "placement", "version")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    placement: int
+    version: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class MadeLentResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ForwardResponse(_message.Message):
     __slots__ = ("unreadable",)
@@ -1069,7 +1119,7 @@ class LendResponse(_message.Message):
     def __init__(self, refusal: _Optional[str] = ...) -> None: ...
 
 class CatchUpHeader(_message.Message):
-    __slots__ = ("job", "timeline", "placement", "version", "chunks", "states", "facts", "first")
+    __slots__ = ("job", "timeline", "placement", "version", "chunks", "states", "facts", "first", "feed")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -1078,6 +1128,7 @@ class CatchUpHeader(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     placement: int
@@ -1086,7 +1137,8 @@ class CatchUpHeader(_message.Message):
     states: int
     facts: ShardFacts
     first: bool
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., chunks: _Optional[int] = ..., states: _Optional[int] = ..., facts: _Optional[_Union[ShardFacts, _Mapping]] = ..., first: bool = ...) -> None: ...
+    feed: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., chunks: _Optional[int] = ..., states: _Optional[int] = ..., facts: _Optional[_Union[ShardFacts, _Mapping]] = ..., first: bool = ..., feed: _Optional[int] = ...) -> None: ...
 
 class CatchUpResponse(_message.Message):
     __slots__ = ()

@@ -160,10 +160,30 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.ForwardHeader.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.FromString,
                 _registered_method=True)
+        self.MadeLent = channel.unary_unary(
+                '/paramserver.v1.ShardService/MadeLent',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.MadeLentRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.MadeLentResponse.FromString,
+                _registered_method=True)
         self.CatchUp = channel.stream_unary(
                 '/paramserver.v1.ShardService/CatchUp',
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.FromString,
+                _registered_method=True)
+        self.Feed = channel.unary_unary(
+                '/paramserver.v1.ShardService/Feed',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.FeedRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.FeedResponse.FromString,
+                _registered_method=True)
+        self.CatchUpPart = channel.stream_unary(
+                '/paramserver.v1.ShardService/CatchUpPart',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.FromString,
+                _registered_method=True)
+        self.ForwardPart = channel.stream_unary(
+                '/paramserver.v1.ShardService/ForwardPart',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.FromString,
                 _registered_method=True)
         self.OpenBulk = channel.unary_unary(
                 '/paramserver.v1.ShardService/OpenBulk',
@@ -342,9 +362,37 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MadeLent(self, request, context):
+        """From the primary of a shard to a backup that reads lent memory. The answer says that the backup has made this version,
+        and reads nothing in the memory any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CatchUp(self, request_iterator, context):
         """From the primary of a shard to a new backup: some chunks as they are in one version, with their optimizer state.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Feed(self, request, context):
+        """From a shard of a new plan to the primary of a shard of the plan in force: bring me chunks, and then what they are made
+        of, until the new plan is settled. The two calls below do so, in this order for each chunk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CatchUpPart(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForwardPart(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -484,10 +532,30 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.ForwardHeader.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.SerializeToString,
             ),
+            'MadeLent': grpc.unary_unary_rpc_method_handler(
+                    servicer.MadeLent,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.MadeLentRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.MadeLentResponse.SerializeToString,
+            ),
             'CatchUp': grpc.stream_unary_rpc_method_handler(
                     servicer.CatchUp,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.SerializeToString,
+            ),
+            'Feed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Feed,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.FeedRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.FeedResponse.SerializeToString,
+            ),
+            'CatchUpPart': grpc.stream_unary_rpc_method_handler(
+                    servicer.CatchUpPart,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.SerializeToString,
+            ),
+            'ForwardPart': grpc.stream_unary_rpc_method_handler(
+                    servicer.ForwardPart,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.ForwardResponse.SerializeToString,
             ),
             'OpenBulk': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenBulk,
@@ -1182,6 +1250,33 @@ class ShardService(object):
             _registered_method=True)
 
     @staticmethod
+    def MadeLent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/MadeLent',
+            paramserver_dot_v1_dot_shard__pb2.MadeLentRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.MadeLentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CatchUp(request_iterator,
             target,
             options=(),
@@ -1198,6 +1293,87 @@ class ShardService(object):
             '/paramserver.v1.ShardService/CatchUp',
             paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Feed',
+            paramserver_dot_v1_dot_shard__pb2.FeedRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.FeedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CatchUpPart(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/paramserver.v1.ShardService/CatchUpPart',
+            paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.CatchUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForwardPart(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/paramserver.v1.ShardService/ForwardPart',
+            paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.ForwardResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,8 +46,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     chunks = Lent.chunks
 
-    def counted(self: Lent, slot: int, wanted: Any) -> Any:
-        views = chunks(self, slot, wanted)
+    def counted(self: Lent, wanted: Any) -> Any:
+        views = chunks(self, wanted)
         found.append(len(views))
         return views
 
@@ -153,10 +153,10 @@ class Behind:
             await asyncio.sleep(0.002)
 
 
-def test_a_slot_is_not_written_while_the_backup_reads_it(
+def test_the_memory_is_not_written_while_the_backup_reads_it(
     read: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A primary is at most one version ahead of its backup, and has two slots."""
+    """A primary is at most one version ahead of its backup, and then waits with the next content."""
     changed: list[bool] = []
     with Rig(tmp_path, 0, [], cluster__replicas=1, cluster__transport="shm") as rig:
         behind, arithmetic = Behind(rig), RunningShard.arithmetic
@@ -200,7 +200,6 @@ def test_the_memory_outlives_the_primary() -> None:
         finally:
             process.kill()
         assert process.wait(20) == -signal.SIGKILL
-    for slot in (0, 1):
-        for index, tensor in lent.chunks(slot, CHUNKS).items():
-            assert torch.equal(tensor, torch.full_like(tensor, value(slot, index)))
+    for index, tensor in lent.chunks(CHUNKS).items():
+        assert torch.equal(tensor, torch.full_like(tensor, value(index)))
     lent.close()

@@ -15,6 +15,7 @@ from paramserver import errors
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.core.layout.plan import Plan
 from paramserver.server.replicas.filling import fill
+from paramserver.server.replicas.parts import Parts
 from paramserver.server.rpc import setup
 from paramserver.server.rpc.process import Process
 from paramserver.server.running import RunningShard
@@ -27,7 +28,7 @@ from tests.support.cluster.small_job import SLICES, program
 from tests.support.failover.held import Held
 from tests.support.failover.kills import exact
 from tests.support.failover.ledger import BATCH, CELLS
-from tests.support.failover.resizing import Wish, resize
+from tests.support.failover.resizing import Between, Wish, resize
 from tests.support.failover.rollback import Rig, Strike, same, twin
 
 SMALL: dict[str, Any] = {"training__chunk_bytes": 256}
@@ -67,7 +68,7 @@ class Own:
 )
 def test_the_same_bits(first: int, then: tuple[int, ...], replicas: int, transport: str, tmp_path: Path) -> None:
     wanted = twin("resized", program(), 256, slices_per_step=SLICES)
-    held = Held()
+    held = Between(len(then))
     options: dict[str, Any] = {"cluster__replicas": replicas, "cluster__transport": transport, **SMALL}
     with Rig(tmp_path, 0, servers=first, **options) as rig:
         rig.begin(program(held))
@@ -101,7 +102,7 @@ def test_batches_of_the_script_itself_count_once() -> None:
 
 @pytest.mark.long
 def test_a_norm_over_another_number_of_servers(tmp_path: Path) -> None:
-    held = Held()
+    held = Between(1)
 
     def clipping(ctx: Context, slices: int) -> None:
         ctx.clip_grad_norm(0.3)
@@ -121,7 +122,7 @@ def test_a_norm_over_another_number_of_servers(tmp_path: Path) -> None:
     ("first", "then", "replicas"), [(3, (2,), 1), pytest.param(2, (4, 3), 0, marks=pytest.mark.long)], ids=str
 )
 def test_asynchronous_slices_count_once(first: int, then: tuple[int, ...], replicas: int, tmp_path: Path) -> None:
-    epochs, held = 4, Held()
+    epochs, held = 4, Between(len(then))
     options: dict[str, Any] = {"cluster__replicas": replicas, "training__chunk_bytes": 64}
     with Rig(tmp_path, 0, servers=first, mode="async", **options) as rig:
         rig.begin(LedgerProgram(CELLS, BATCH, epochs, each=held))
@@ -136,7 +137,7 @@ def test_asynchronous_slices_count_once(first: int, then: tuple[int, ...], repli
 def test_checkpoints_go_on_and_the_job_can_go_back_to_them(tmp_path: Path) -> None:
     """A server dies after the change: all shards of the new plan go back, also to a checkpoint of the former plan."""
     wanted = twin("resized", program(), 256, slices_per_step=SLICES)
-    held = Held()
+    held = Between(1)
     with Rig(tmp_path, 2, [Strike("push.recv", "server-2", 6)], **SMALL) as rig:
         rig.begin(program(held))
         resize(rig, held, (3,))
@@ -151,13 +152,15 @@ def strike_while_filling(monkeypatch: pytest.MonkeyPatch, rig: Rig, *who: str) -
     """Kill processes when the first new shard is about to be filled."""
     left = [*who]
 
-    async def struck(made: RunningShard, filling: shard_pb2.Filling, former: Plan, process: Process) -> None:
+    async def struck(
+        made: RunningShard, filling: shard_pb2.Filling, former: Plan, process: Process, brought: Parts | None
+    ) -> None:
         while left:
             rig.strike(left.pop())
         mine = running_process()
         if mine is not None and mine.killed:
             raise Killed
-        await fill(made, filling, former, process)
+        await fill(made, filling, former, process, brought)
 
     monkeypatch.setattr(setup, "fill", struck)
 
@@ -253,7 +256,7 @@ def test_wishes_that_cannot_be_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_mode_can_be_changed_afterwards(tmp_path: Path) -> None:
-    epochs, held = 6, Held()
+    epochs, held = 6, Between(1)
     with Rig(tmp_path, 0, mode="async", slices_per_step=1, training__chunk_bytes=64) as rig:
         rig.begin(LedgerProgram(CELLS, BATCH, epochs, each=held))
         resize(rig, held, (3,))
@@ -264,7 +267,7 @@ def test_the_mode_can_be_changed_afterwards(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_compression_leaves_out_is_not_lost(tmp_path: Path) -> None:
-    held = Held()
+    held = Between(1)
     options: dict[str, Any] = {"training__push_compression": "int8", "training__residual_flush_every": 4, **SMALL}
     summaries = []
     for place, wishes in (("calm", ()), ("resized", (3,))):

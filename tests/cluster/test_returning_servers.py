@@ -12,9 +12,12 @@ import torch
 
 from paramserver import errors
 from paramserver.coordinator.leadership.cluster import Servers
+from paramserver.core.job.membership import Member, Role
 from paramserver.core.job.seats import Away
 from paramserver.membership import session
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.server.service import ServerService
+from paramserver.transport.memory import MemoryNetwork
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL
 from paramserver.worker.context import Context
 from tests.support.cluster.faults import Fault, Rule
@@ -353,3 +356,27 @@ def test_all_workers_die_before_version_0() -> None:
         assert leader.task.result() == 1
         assert fleet.record().view.reason == "no worker has come for 0.5 s (cluster.max_idle_s)"
         assert fleet.record().layout, "the model was there already"
+
+
+def test_a_process_that_has_not_joined_is_not_given_the_shard_of_the_one_before() -> None:
+    """It is at the same address, as under Docker. With a shard it would be a stranger when it joins."""
+
+    async def go() -> None:
+        network = MemoryNetwork()
+        service = ServerService("job", network.connect)
+        service.process.becomes_member(2, lambda: None)
+        server = network.serve("server-0", [("Shard", service)])
+        former = Member(1, Role.SERVER, 0, "server-0", 0.0, address="server-0", incarnation=1)
+        servers = Servers(network.connect)
+        for method, request in (
+            ("Shard.Configure", shard_pb2.ConfigureRequest(job="job")),
+            ("Shard.Restore", shard_pb2.RestoreRequest(configure=shard_pb2.ConfigureRequest(job="job"))),
+        ):
+            with pytest.raises(errors.UnavailableError, match="has not joined yet"):
+                await servers.call(former, 0, method, request, 5.0)
+        assert service.holding() == ("", 0)
+        await servers.close()
+        await service.close()
+        server.abort()
+
+    asyncio.run(go())

@@ -64,8 +64,9 @@ def scale(wish: str, /, *, where: Where = NEAR) -> int:
     asked to leave, but new ones have to be started on their machines. The slices of a synchronous step stay the same.
 
     With servers=N the model moves: afterwards each of N servers holds as much of it. The weights stay the same, bit for
-    bit. Workers wait while the model moves. "paramserver run" starts and ends servers by itself. Elsewhere start the
-    new ones within a minute; the servers of the highest numbers leave. A change that cannot be made changes nothing.
+    bit. The model moves while workers train; they wait for the last step of it only. "paramserver run" starts and ends
+    servers by itself. Elsewhere start the new ones within a minute; the servers of the highest numbers leave. A change
+    that cannot be made changes nothing.
 
     Parameters
     ----------

@@ -13,6 +13,7 @@ from paramserver.core.job.membership import Member
 from paramserver.core.layout.replanning import shard_number
 from paramserver.transport.addresses import shard_address
 from paramserver.transport.base import Channel
+from paramserver.v1 import shard_pb2
 
 Connect = Callable[[str], Channel]
 M = TypeVar("M", bound=Message)
@@ -65,6 +66,10 @@ class Servers:
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = self._connect(self.address(member, shard, plan))
+        if isinstance(request, shard_pb2.ConfigureRequest | shard_pb2.RestoreRequest):
+            # Another process may have begun at this address, which is no member yet.
+            configure = request if isinstance(request, shard_pb2.ConfigureRequest) else request.configure
+            configure.incarnation = member.incarnation
         try:
             return await channel.call(method, request, timeout=timeout_s)
         except errors.RetryableError as error:

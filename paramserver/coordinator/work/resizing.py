@@ -1,18 +1,18 @@
 """Another number of servers in a running job: new shards are filled from the former shards, which keep everything.
 
-`core/procedures/resizing.py` says what may be done. When all former shards stand at one version and no contribution is
-open, the new shards and their backups get their chunks from the former ones. Then the record of the job says that the
-new plan is in force, and workers follow to another timeline, on which nothing is undone. Until then the change can be
-given up at any moment: workers get the version for which they wait from the former shards.
+`core/procedures/resizing.py` says what may be done. The former shards bring the new ones and their backups their chunks
+while training goes on, and then what versions are made of. When all former shards stand at one version and no
+contribution is open, the new shards are at this version, too. Then the record of the job says that the new plan is in
+force, and workers follow to another timeline, on which nothing is undone. Until then the change can be given up at any
+moment: workers get the version for which they wait from the former shards.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -24,13 +24,14 @@ from paramserver.coordinator.history.loads import Loads
 from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
+from paramserver.coordinator.work.filling import Filling
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table, stand_even
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Moves, Phase, WentBack
-from paramserver.core.job.membership import Member, Role
+from paramserver.core.job.membership import Role
 from paramserver.core.procedures import resizing as core
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.leases import SliceLeases
@@ -44,8 +45,10 @@ _WAIT_S, _LONGEST_WAIT_S = 60.0, 600.0
 # Versions from the newest version to the one at which shards stand. Doubled when some shard was past it.
 _MARGIN, _ATTEMPTS = 2, 12
 _LOOK_S = 0.005
-# How long the new shards may take to get their chunks.
-_FILL_S = 600.0
+# Between two looks at how far the new shards are: at first, and at most.
+_AHEAD_S, _LATER_S = 0.02, 0.5
+# How long former shards may take to bring chunks while training goes on.
+_LONGEST_AHEAD_S = 400.0
 
 
 class _Registry(Protocol):
@@ -168,7 +171,7 @@ class Resizing:
         if wanted == job.options.servers:
             return coordinator_pb2.ScaleResponse(servers=wanted)
         self._core.wish(wanted)
-        self._task = job.tasks.begin(self._run(time.monotonic() + wait_s), awaited=True)
+        self._task = job.tasks.begin(self._run(wait_s), awaited=True)
         try:
             paused_s = await asyncio.shield(self._task)
         except asyncio.CancelledError:
@@ -225,22 +228,26 @@ class Resizing:
 
     # ---- the change
 
-    async def _run(self, deadline: float) -> float:
-        """Make the change; the seconds for which workers waited. If it fails, it is given up."""
+    async def _run(self, wait_s: float) -> float:
+        """Make the change; the seconds for which workers waited. If it fails, it is given up.
+
+        ``wait_s``: the longest wait for servers that are missing, and for the job to come to rest.
+        """
         job, wanted = self._job, self._core.wanted
         log.info("the number of servers changes", servers=wanted, now=job.options.servers)
         drained = False
         try:
             await job.refresh()
-            await self._servers_there(deadline)
+            await self._servers_there(time.monotonic() + wait_s)
             self._core.prepare()
             # The number of the plan is used once only, also by another coordinator.
             job.write_down()
             await job.journal.settled()
             if job.journal.behind:
                 raise errors.UnavailableError("the store does not answer: try again when it does")
+            await self._ahead()
             drained = job.leasing.table is not None
-            began, version = await self._at_rest(deadline)
+            began, version = await self._at_rest(time.monotonic() + wait_s)
             await self._switch(version)
         except BaseException as error:
             if not self._core.under_way and not self._moved:  # the job goes back
@@ -350,19 +357,44 @@ class Resizing:
             f"version {version} was not reached in time: see `paramserver status` for whom the job waits"
         )
 
+    def _filling(self) -> Filling:
+        """The shards of the new plan, and where the former ones are just now."""
+        job = self._job
+        servers = {one.index: one for one in job.members.of(Role.SERVER)}
+        return Filling(job, self._core.newest_plan, self._core.wanted, job.replication.holders, servers)
+
+    async def _ahead(self) -> None:
+        """Have former shards bring the new ones their chunks while training goes on.
+
+        Return when all is there, or after _LONGEST_AHEAD_S: then the rest is fetched while workers wait.
+        """
+        consistency = consistency_to_proto(self._job.consistency)
+        began = time.monotonic()
+        filling, pause_s = self._filling(), _AHEAD_S
+        while time.monotonic() < began + _LONGEST_AHEAD_S:
+            self._check()
+            filling.check()
+            filling = self._filling()
+            try:
+                if await filling.ahead(consistency):
+                    log.info("the new servers have their parts", after_s=round(time.monotonic() - began, 3))
+                    return
+            except errors.RetryableError as error:
+                log.info("trying again to reach a server", reason=str(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LATER_S)
+        log.warning("the new servers do not have their parts yet, and get the rest while the workers wait")
+
     async def _switch(self, version: int) -> None:
         """All shards stand at ``version``: fill the new ones, and let workers follow."""
         job, before = self._job, self._job.timeline
-        servers = {one.index: one for one in job.members.of(Role.SERVER)}
-        holders = Holders.spread(self._core.wanted, job.replication.holders)
         # Under a revision that no worker has heard of.
         consistency = replace(job.consistency, revision=job.mode_change.next_revision())
-        filling = _Filling(job, self._core.newest_plan, holders, servers, version)
-        await filling.fill(consistency_to_proto(consistency))
+        filling = self._filling()
+        await filling.fill(version, consistency_to_proto(consistency))
         table = await lease_table(job)
         self._check()
-        if any(one.ident not in job.members for one in servers.values()):
-            raise errors.UnavailableError("a server was lost meanwhile")
+        filling.check()
         # From here on the new plan is in force. Nothing is waited for until all of this is done.
         assert job.life.handle(Moves()), "the job trains"
         self._former_plan, self.carried_from, self._moved = self._core.plan, before, True
@@ -371,7 +403,7 @@ class Resizing:
         job.life.agree(consistency)
         job.has_servers(self._core.servers)
         job.servers.use(self._core.plan)
-        job.replication.adopt(holders)
+        job.replication.adopt(filling.holders)
         job.checkpoints.new_timeline(version)
         await self._tell(table)
 
@@ -392,74 +424,3 @@ class Resizing:
         job.life.handle(WentBack())
         self.look()
         await job.refresh()
-
-
-class _Filling:
-    """The shards of plan ``plan``, before it is in force."""
-
-    def __init__(self, job: _Job, plan: int, holders: Holders, servers: dict[int, Member], version: int) -> None:
-        self._job, self._plan, self._holders, self._servers = job, plan, holders, servers
-        self._sources, self._version = job.shard_infos(), version
-        self._peers = [
-            types_pb2.ShardInfo(
-                index=shard, address=self._address(held.primary, shard), server=servers[held.primary].name
-            )
-            for shard, held in enumerate(holders.shards)
-        ]
-
-    def _address(self, server: int, shard: int) -> str:
-        return self._job.servers.address(self._servers[server], shard, self._plan)
-
-    async def fill(self, consistency: types_pb2.Consistency) -> None:
-        """Fill all copies of all shards, then tell the primaries of their backups. Raises what the calls raise."""
-        shards = list(enumerate(self._holders.shards))
-        copies = [(held.primary, shard, False) for shard, held in shards]
-        copies += [(one.server, shard, True) for shard, held in shards for one in held.backups]
-        await _all([self._configure(server, shard, backup, consistency) for server, shard, backup in copies])
-        await _all([self._set_holders(shard, consistency) for shard, _ in shards])
-
-    async def _configure(self, server: int, shard: int, backup: bool, consistency: types_pb2.Consistency) -> None:
-        job = self._job
-        request = job.registry.configuration(shard)
-        request.timeline, request.shards, request.backup = job.timeline + 1, len(self._holders), backup
-        request.consistency.CopyFrom(consistency)
-        del request.peers[:]
-        request.peers.extend(self._peers)
-        filling = shard_pb2.Filling(sources=self._sources, timeline=job.timeline, version=self._version)
-        request.filling.CopyFrom(filling)
-        await self._call(server, shard, "Shard.Configure", request, _FILL_S)
-
-    async def _set_holders(self, shard: int, consistency: types_pb2.Consistency) -> None:
-        job, held = self._job, self._holders.shards[shard]
-        request = shard_pb2.SetHoldersRequest(
-            job=job.options.job,
-            timeline=job.timeline + 1,
-            term=job.term,
-            placement=self._holders.number,
-            primary=True,
-            backups=[
-                shard_pb2.BackupPlace(address=self._address(one.server, shard), since=one.since, whole=True)
-                for one in held.backups
-            ],
-            peers=self._peers,
-            consistency=consistency,
-            repair_mbps=job.options.repair_mbps,
-        )
-        await self._call(held.primary, shard, "Shard.SetHolders", request, job.options.call_timeout_s)
-
-    async def _call(
-        self,
-        server: int,
-        shard: int,
-        method: str,
-        request: shard_pb2.ConfigureRequest | shard_pb2.SetHoldersRequest,
-        timeout_s: float,
-    ) -> None:
-        await self._job.servers.call(self._servers[server], shard, method, request, timeout_s, self._plan)
-
-
-async def _all(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all calls; raise the first error after all have ended."""
-    for failed in await asyncio.gather(*calls, return_exceptions=True):
-        if failed is not None:
-            raise failed

@@ -50,14 +50,6 @@ class Arena:
         """Where a slot begins in a file of weights."""
         return self.frozen_bytes + slot * self.slot_bytes
 
-    def outbox_bytes(self, slots: int) -> int:
-        """The size of a file with so many slots, and no frozen part."""
-        return slots * self.slot_bytes
-
-    def in_outbox(self, chunk: Chunk, slot: int) -> int:
-        """Where a chunk, which is not frozen, begins in a file without a frozen part."""
-        return slot * self.slot_bytes + self.start(chunk)
-
     def runs(self, plan: Plan, frozen: bool) -> tuple[Run, ...]:
         """The byte ranges of the frozen part or of a slot, with their owners, in order; neighbours are joined."""
         runs: list[Run] = []

@@ -366,9 +366,10 @@ class ShardState:
         if batch is None:
             return []
         self._building = batch
-        # The primary has decided on contributions to the newest version, so all shards had published that version, and
-        # nobody will compute on an earlier one. A backup needs room for two versions only.
-        spare = self._drop_old(1) if self.backup and self._combine.per_step else []
+        # The primary of a synchronous shard has decided on contributions to the newest version, so all shards had
+        # published that version, and nobody computes on an earlier one any more. In asynchronous mode nobody ever does.
+        # So a backup has room for two versions only.
+        spare = self._drop_old(1) if self.backup else []
         return [*spare, Build(self.version + 1, batch.names, batch.buffers)]
 
     def _built(self, version: int) -> list[Effect]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import structlog
@@ -21,16 +20,15 @@ from paramserver import errors
 from paramserver.core.layout.catching_up import groups, pause_s
 from paramserver.core.layout.plan import Chunk
 from paramserver.failpoints import reach
-from paramserver.server.replicas.outbox import Content, Loan, Outbox, private
-from paramserver.server.replicas.parcels import CatchUpParcel, DraftParcel, ForwardParcel, Parcel
+from paramserver.server.replicas.backup import Backup, Place
+from paramserver.server.replicas.outbox import Content, Outbox, private
+from paramserver.server.replicas.parcels import CatchUpParcel, DraftParcel, ForwardParcel, MadeParcel, Parcel
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
 
 log = structlog.get_logger("paramserver.server")
 
-# The address of the shard at a backup, and the number of the placement with which it became one.
-Place = tuple[str, int]
 _BACK_OFF_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _SAY_S = 5.0
 
@@ -58,29 +56,6 @@ class Source(Protocol):
         """These chunks as they are now, with no version in the making; ``last``: and all facts beside the tensors."""
 
 
-@dataclass(slots=True, eq=False)
-class _Backup:
-    """One backup. ``has``: the chunks that it has when it has taken in what ``queue`` holds."""
-
-    place: Place
-    channel: Channel
-    # Set when it can read the outbox.
-    loan: Loan | None = None
-    # The newest draft of which it was sent chunks.
-    ahead: DraftParcel | None = None
-    begun: bool = False
-    has: set[int] = field(default_factory=set)
-    whole: bool = False
-    queue: asyncio.Queue[tuple[Parcel, asyncio.Future[None]]] = field(default_factory=asyncio.Queue)
-    waiting: set[asyncio.Future[None]] = field(default_factory=set)
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    @property
-    def address(self) -> str:
-        """Of the shard at the backup."""
-        return self.place[0]
-
-
 class Backups:
     """``fenced`` is called when a backup says that this server is not the primary any more."""
 
@@ -104,7 +79,9 @@ class Backups:
         self._fenced, self._told = fenced, told
         self._mbps = 0.0
         self._outbox = outbox
-        self._backups: dict[Place, _Backup] = {}
+        self._backups: dict[Place, Backup] = {}
+        # Shards of a new plan that want chunks of this one, by the number of the plan and their own number.
+        self._feeds: dict[tuple[int, int], Backup] = {}
         # What is to be done when no version is in the making.
         self._at_rest: list[Callable[[], None]] = []
         self._closing: set[asyncio.Task[None]] = set()
@@ -114,7 +91,10 @@ class Backups:
     @property
     def follow(self) -> bool:
         """Whether any backup needs what the next version is made of. That begins only between two versions."""
-        return any(backup.begun for backup in self._backups.values())
+        return any(one.begun for one in self._all())
+
+    def _all(self) -> list[Backup]:
+        return [*self._backups.values(), *self._feeds.values()]
 
     def tell(self, placement: int, places: Sequence[Place], mbps: float, whole: Collection[Place] = ()) -> None:
         """These are the backups. New ones catch up, at ``mbps`` megabits a second at most (0: no limit).
@@ -129,6 +109,25 @@ class Backups:
         for place in places:
             if place not in self._backups:
                 self._begin(place, place in whole)
+
+    def feed(self, request: shard_pb2.FeedRequest) -> None:
+        """A shard of a new plan wants these chunks, and then what they are made of. May be repeated.
+
+        It has to hold what a version is made of, as backups have. So it is at the version of this shard whenever this
+        shard is at rest.
+        """
+        key = request.plan, request.feed
+        if key not in self._feeds:
+            wants = [self._source.chunks[index] for index in request.chunks]
+            place = request.address, request.plan
+            one = Backup(place, self._connect(request.address), wants, request.repair_mbps, request.feed)
+            self._feeds[key] = one
+            one.tasks = [asyncio.create_task(self._deliver(one)), asyncio.create_task(self._catch_up(one))]
+
+    def settled(self, plan: int) -> None:
+        """Plans up to this one are in force or given up: their shards want nothing any more."""
+        for key in [key for key in self._feeds if key[0] <= plan]:
+            self._drop(self._feeds.pop(key))
 
     def statuses(self) -> list[shard_pb2.BackupStatus]:
         """How far the backups are."""
@@ -145,14 +144,15 @@ class Backups:
         ]
 
     def _begin(self, place: Place, whole: bool = False) -> None:
-        backup = self._backups[place] = _Backup(place, self._connect(place[0]))
+        chunks = [*self._source.chunks.values()]
+        backup = self._backups[place] = Backup(place, self._connect(place[0]), chunks, self._mbps)
         backup.tasks = [asyncio.create_task(self._deliver(backup))]
         if whole:
             backup.has, backup.begun, backup.whole = set(self._source.chunks), True, True
         else:
             backup.tasks.append(asyncio.create_task(self._catch_up(backup)))
 
-    def _drop(self, backup: _Backup) -> None:
+    def _drop(self, backup: Backup) -> None:
         """Nobody waits for this backup any more."""
         for task in backup.tasks:
             task.cancel()
@@ -170,10 +170,11 @@ class Backups:
 
     async def close(self) -> None:
         """Send nothing any more."""
-        tasks = [task for backup in self._backups.values() for task in backup.tasks]
-        for backup in self._backups.values():
+        tasks = [task for backup in self._all() for task in backup.tasks]
+        for backup in self._all():
             self._drop(backup)
         self._backups.clear()
+        self._feeds.clear()
         await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
         if self._outbox is not None:
             await self._outbox.close()
@@ -182,7 +183,24 @@ class Backups:
 
     def content(self, version: int) -> Content:
         """Memory for what the version after ``version`` is made of. ``version`` is published."""
-        return self._outbox.content(version) if self._outbox is not None else private()
+        return self._outbox.content(lambda: self._made(version)) if self._outbox is not None else private()
+
+    async def _made(self, version: int) -> None:
+        """Return when all backups have made ``version``, and read nothing in the outbox.
+
+        Raises DeadlineError that names the backups, and FencedError if this server is not the primary any more.
+        """
+        readers = {one.address: one.reading for one in self._backups.values() if one.reading is not None}
+        if any(not future.done() for future in readers.values()):
+            self.waiting_for = f"the backups {', '.join(readers)} to make version {version}"
+            await asyncio.wait(readers.values(), timeout=self._wait_s)
+            self.waiting_for = ""
+        if late := [address for address, future in readers.items() if not future.done()]:
+            raise errors.DeadlineError(
+                f"waited {self._wait_s:g} s for the backups at {', '.join(late)} to make version {version}"
+            )
+        for future in readers.values():
+            future.result()
 
     def ahead(self, header: shard_pb2.ForwardHeader, draft: Draft, drafting: Drafting) -> None:
         """Send the backups that cannot read the outbox what a draft is made of, as it is made."""
@@ -199,15 +217,19 @@ class Backups:
         """
         header.placement = self.placement
         waits = []
-        for backup in self._backups.values():
+        for backup in self._all():
             if backup.begun:
                 parts = {index: tensor for index, tensor in content.chunks.items() if index in backup.has}
                 ahead = backup.ahead if backup.ahead is not None and backup.ahead.content is content else None
-                parcel = ForwardParcel(header, self._source.chunks, parts, content.slot, ahead)
+                backup.ahead = None
+                parcel = ForwardParcel(header, self._source.chunks, parts, content.lent, ahead, backup.feed)
                 waits.append((backup, self._put(backup, parcel)))
+                if content.lent and not backup.feed:
+                    backup.reading = self._put(backup, MadeParcel(header))
+                    backup.reading.add_done_callback(_looked_at)
         return self._held(header.version, waits)
 
-    async def _held(self, version: int, waits: Sequence[tuple[_Backup, asyncio.Future[None]]]) -> None:
+    async def _held(self, version: int, waits: Sequence[tuple[Backup, asyncio.Future[None]]]) -> None:
         if not waits:
             return
         reach("forward.before_ack", version)
@@ -233,23 +255,24 @@ class Backups:
 
     # ---- catching up
 
-    async def _catch_up(self, backup: _Backup) -> None:
-        parts = groups(self._source.chunks.values())
+    async def _catch_up(self, backup: Backup) -> None:
+        parts = groups(backup.wants)
         began = time.monotonic()
         sent = 0
         for number, group in enumerate(parts):
-            parcel, done = await self._when_at_rest(backup, group, number + 1 == len(parts))
+            last = not backup.feed and number + 1 == len(parts)
+            parcel, done = await self._when_at_rest(backup, group, last)
             await done
             sent += parcel.nbytes
             reach("catch_up.after_chunks", parcel.header.version)
-            if self._mbps:
-                await asyncio.sleep(pause_s(sent, time.monotonic() - began, self._mbps))
+            if backup.mbps:
+                await asyncio.sleep(pause_s(sent, time.monotonic() - began, backup.mbps))
         backup.whole = True
         log.info("a backup has all of the shard", at=backup.address, bytes=sent, after_s=_since(began))
         self._told()
 
     async def _when_at_rest(
-        self, backup: _Backup, group: Sequence[Chunk], last: bool
+        self, backup: Backup, group: Sequence[Chunk], last: bool
     ) -> tuple[CatchUpParcel, asyncio.Future[None]]:
         ready: asyncio.Future[tuple[CatchUpParcel, asyncio.Future[None]]] = asyncio.get_running_loop().create_future()
 
@@ -258,6 +281,7 @@ class Backups:
                 return
             parcel = self._source.catch_up(group, last)
             parcel.header.placement, parcel.header.first = self.placement, not backup.begun
+            parcel.header.feed = backup.feed
             backup.begun = True
             backup.has.update(chunk.index for chunk in group)
             ready.set_result((parcel, self._put(backup, parcel)))
@@ -268,32 +292,42 @@ class Backups:
             now()
         return await ready
 
-    def _again(self, backup: _Backup) -> None:
-        """The backup has begun anew, and has nothing: bring it all of the shard."""
+    def _again(self, backup: Backup) -> None:
+        """The backup has begun anew, and has nothing: bring it all of the shard. A feed is not wanted any more."""
+        if backup.feed:
+            self._unwanted(backup, "it does not want these chunks any more")
+            return
         log.warning("a backup has begun anew", at=backup.address)
         self._drop(backup)
         self._begin(backup.place)
 
+    def _unwanted(self, feed: Backup, reason: str) -> None:
+        log.info("a shard of a new plan is brought nothing any more", at=feed.address, reason=reason)
+        self._feeds.pop((feed.place[1], feed.feed), None)
+        self._drop(feed)
+
     # ---- sending, in order
 
-    def _put(self, backup: _Backup, parcel: Parcel) -> asyncio.Future[None]:
+    def _put(self, backup: Backup, parcel: Parcel) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         backup.waiting.add(done)
         done.add_done_callback(backup.waiting.discard)
         backup.queue.put_nowait((parcel, done))
         return done
 
-    async def _deliver(self, backup: _Backup) -> None:
+    async def _deliver(self, backup: Backup) -> None:
         """Send what is in the queue, each until the backup has it."""
-        await self._lend(backup)
+        if not backup.feed:
+            await self._lend(backup)
         while True:
             parcel, done = await backup.queue.get()
             if not await self._insist(backup, parcel):
                 return
+            del parcel  # its tensors are not to stay until the next one is there
             if not done.done():
                 done.set_result(None)
 
-    async def _lend(self, backup: _Backup) -> None:
+    async def _lend(self, backup: Backup) -> None:
         """Let the backup read the outbox if it is on this host. Otherwise it is sent everything."""
         source, tries = self._source, 0
         while self._outbox is not None:
@@ -307,7 +341,7 @@ class Backups:
                 log.info("versions go over the network to a backup", at=backup.address, reason=str(error))
                 return
 
-    async def _insist(self, backup: _Backup, parcel: Parcel) -> bool:
+    async def _insist(self, backup: Backup, parcel: Parcel) -> bool:
         """Send until the backup has it; False if that will never be."""
         tries, said = 0, 0.0
         while True:
@@ -318,6 +352,9 @@ class Backups:
                 self._again(backup)
                 return False
             except errors.FencedError as error:
+                if backup.feed:
+                    self._unwanted(backup, str(error))
+                    return False
                 self._fenced(str(error))
                 for done in list(backup.waiting):
                     done.set_exception(error)
@@ -328,6 +365,12 @@ class Backups:
                     log.info("trying again to reach a backup", at=backup.address, reason=str(error))
                 await asyncio.sleep(_BACK_OFF_S[min(tries, len(_BACK_OFF_S) - 1)])
                 tries += 1
+
+
+def _looked_at(future: asyncio.Future[None]) -> None:
+    """Its error is known, also if nobody waits for it."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _since(began: float) -> float:

@@ -1,4 +1,4 @@
-"""What the messages to backups say: the content of the next version, and chunks as they are."""
+"""What the messages to backups say: the content of the next version, and chunks as they are. Reads contents, too."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 from paramserver.core.layout.plan import Chunk
 from paramserver.core.versions.shard import ShardState
+from paramserver.errors import ProtocolError
 from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.replicas.facts import clocks_to_proto, facts_to_proto
 from paramserver.server.replicas.parcels import CatchUpParcel
 from paramserver.server.versions.shard import Contribution, ShardTensors, leading, used_by
 from paramserver.server.versions.version import Version
 from paramserver.tensors.hypers import groups_to_proto
 from paramserver.v1 import shard_pb2
-from paramserver.wire.messages import consistency_to_proto, pack_mask, put_name
+from paramserver.wire.messages import consistency_to_proto, name_from_proto, pack_mask, put_name, unpack_mask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +51,31 @@ def forward_header(
         clocks=clocks_to_proto(state.clocks_then()),
         min_clock=state.floor,
         consistency=consistency_to_proto(state.consistency),
+    )
+
+
+def used_in(header: shard_pb2.ForwardHeader, tensors: ShardTensors) -> frozenset[int]:
+    """The tensors that a content has numbers for. Raises ProtocolError."""
+    return unpack_mask(header.used, len(tensors.layout.tensors))
+
+
+def contribution(
+    header: shard_pb2.ForwardHeader, chunks: Mapping[int, Tensor], used: frozenset[int], hypers: Hyperparameters
+) -> Contribution:
+    """What the primary has combined, as one contribution. Raises ProtocolError."""
+    if not header.parts:
+        raise ProtocolError("a version that is made of nothing")
+    return Contribution(
+        name=name_from_proto(header.parts[0]),
+        worker=header.parts[0].worker,
+        samples=header.samples,
+        overflow=header.overflow,
+        base_version=header.version,
+        used=used,
+        groups=hypers.of(header.groups),
+        chunks=chunks,
+        schedule=header.schedule,
+        combined=True,
     )
 
 

@@ -1,4 +1,7 @@
-"""Fills a shard of a new plan with the chunks of the former shards, which stand at one version."""
+"""Fills a shard of a new plan with the chunks of the former shards, which stand at one version.
+
+What the former shards have brought ahead (`parts`) is there already. The rest is fetched.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from paramserver.core.versions.events import Activated
 from paramserver.errors import ProtocolError
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.replicas.facts import Beside, facts_from_proto
+from paramserver.server.replicas.parts import Parts
 from paramserver.server.rpc.process import Process
 from paramserver.server.running import RunningShard
 from paramserver.server.saving.brought import BroughtState
@@ -29,16 +33,19 @@ _GROUP_BYTES = 16 << 20
 _CALL_S, _BYTE_S = 30.0, 8e-6
 
 
-async def fill(made: RunningShard, filling: shard_pb2.Filling, former: Plan, process: Process) -> None:
+async def fill(
+    made: RunningShard, filling: shard_pb2.Filling, former: Plan, process: Process, brought: Parts | None
+) -> None:
     """Fill ``made``, which has nothing, and publish the version at which the ``former`` shards stand.
 
-    Raises what the calls to the former shards raise; then ``made`` is of no use.
+    ``brought``: what the former shards have brought ahead. Raises what the calls to the former shards raise; then
+    ``made`` is of no use.
     """
     wanted = sources(former, made.plan, made.config.shard)
     # All former shards have the same facts, which the first one tells.
     sends = {0: wanted.get(0, ()), **wanted}
     addresses = {source.index: source.address for source in filling.sources}
-    parts = [_Part(made, filling, process, source, chunks) for source, chunks in sends.items()]
+    parts = [_Part(made, filling, process, source, chunks, brought) for source, chunks in sends.items()]
     fetching = [part.fetch(addresses[part.source]) for part in parts]
     for failed in filter(None, await asyncio.gather(*fetching, return_exceptions=True)):
         raise failed
@@ -60,13 +67,21 @@ class _Part:
     """The chunks that come from one former shard; from the first one also the facts."""
 
     def __init__(
-        self, made: RunningShard, filling: shard_pb2.Filling, process: Process, source: int, chunks: Sequence[int]
+        self,
+        made: RunningShard,
+        filling: shard_pb2.Filling,
+        process: Process,
+        source: int,
+        chunks: Sequence[int],
+        brought: Parts | None,
     ) -> None:
         self.source = source
         self.weights: dict[int, Tensor] = {}
         self.states: dict[int, ChunkState] = {}
         self.beside: Beside | None = None
         self._made, self._filling, self._process, self._chunks = made, filling, process, chunks
+        if brought is not None and (there := brought.at(source, filling.version)) is not None:
+            self.weights, self.states, self._chunks = {**there[0]}, {**there[1]}, ()
 
     async def fetch(self, address: str) -> None:
         """Get all of it from the shard at ``address``. Raises what the calls raise."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from paramserver.core.layout.plan import Chunk, Plan
-from paramserver.errors import ProtocolError
-from paramserver.server.replicas.outbox import SLOTS, outbox_arena
+from paramserver.server.replicas.outbox import outbox_arena
 from paramserver.tensors.dtypes import tensor_from
 from paramserver.transport.shm.meeting import Visit
 from paramserver.transport.shm.segments import Foreign
@@ -33,27 +32,22 @@ class Lent:
         self.line: Line | None = None
         self._arena = outbox_arena(plan)
         self._nbytes = request.bytes
-        if self._nbytes != self._arena.outbox_bytes(SLOTS):
+        if self._nbytes != self._arena.slot_bytes:
             raise ValueError("the primary lays its memory out differently")
         self._visit = Visit(request.meeting, socket_fd)
         self._view: memoryview | None = None
-        # By slot and chunk.
-        self._views: dict[tuple[int, int], Tensor] = {}
+        # By chunk.
+        self._views: dict[int, Tensor] = {}
 
-    def chunks(self, slot: int, chunks: Mapping[int, Chunk]) -> dict[int, Tensor]:
-        """Views of these chunks in a slot.
-
-        Raises OSError or ValueError if the memory cannot be read, ProtocolError for a slot that does not exist.
-        """
-        if slot >= SLOTS:
-            raise ProtocolError(f"slot {slot} does not exist in the memory of a primary")
+    def chunks(self, chunks: Mapping[int, Chunk]) -> dict[int, Tensor]:
+        """Views of these chunks. Raises OSError or ValueError if the memory cannot be read."""
         if self._view is None:
             self._view = Foreign(self._visit.take(), self._nbytes).view
         for index, chunk in chunks.items():
-            if (slot, index) not in self._views:
-                start = self._arena.in_outbox(chunk, slot)
-                self._views[slot, index] = tensor_from(self._view[start : start + chunk.nbytes], chunk.dtype)
-        return {index: self._views[slot, index] for index in chunks}
+            if index not in self._views:
+                start = self._arena.start(chunk)
+                self._views[index] = tensor_from(self._view[start : start + chunk.nbytes], chunk.dtype)
+        return {index: self._views[index] for index in chunks}
 
     def close(self) -> None:
         """Read nothing new; what is in use stays readable."""

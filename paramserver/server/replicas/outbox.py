@@ -1,16 +1,15 @@
 """Memory in which a primary makes what its versions are made of, so that backups on its host read it there.
 
-The content of a version lies in one of two *slots*, which take turns. A backup answers that it holds a content when it
-has made all versions before it. So when all backups hold the content of version *t*, nobody reads that of *t - 1* any
-more, whose slot is that of *t + 1*. The memory has no name. It lives as long as a backup maps it, also when the primary
-is gone.
+There is room for one content. The primary writes the next one when all backups have made the version that the former
+one is for. Usually they have made it while workers compute. The memory has no name. It lives as long as a backup maps
+it, also when the primary is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,31 +26,36 @@ from paramserver.v1 import shard_pb2
 
 log = structlog.get_logger("paramserver.server")
 
-SLOTS = 2
 _LEND_S = 10.0
 
 
-def slot_of(version: int) -> int:
-    """The slot for what the version after ``version`` is made of."""
-    return version % SLOTS
-
-
 def outbox_arena(plan: Plan) -> Arena:
-    """How an outbox is laid out: only slots are used."""
+    """How an outbox is laid out: as one slot."""
     return make_arena(plan.layout, PAGE)
 
 
 class Content:
-    """What the version after ``version`` is made of, by chunk: what the optimizer applies.
+    """What a version is made of, by chunk: what the optimizer applies.
 
-    Call it for memory for a chunk. ``slot``: of the outbox; None: the memory is this process's own.
+    Call it for memory for a chunk, after :meth:`free`. ``lent``: the memory is the outbox, not this process's own.
     """
 
-    def __init__(self, slot: int | None, place: Callable[[Chunk], torch.Tensor]) -> None:
-        self.slot = slot
+    def __init__(
+        self,
+        place: Callable[[Chunk], torch.Tensor],
+        lent: bool = False,
+        readers: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """``readers`` returns when nobody reads the memory any more; None: nobody does."""
+        self.lent = lent
         # Filled in the thread for arithmetic.
         self.chunks: dict[int, torch.Tensor] = {}
-        self._place = place
+        self._place, self._readers = place, readers
+
+    async def free(self) -> None:
+        """Return when the memory may be written. Raises what the wait for those that read it raises."""
+        if self._readers is not None:
+            await self._readers()
 
     def __call__(self, chunk: Chunk) -> torch.Tensor:
         """Memory for a chunk, which is to be written now."""
@@ -61,7 +65,7 @@ class Content:
 
 def private() -> Content:
     """A content in memory of this process's own."""
-    return Content(None, lambda chunk: torch.zeros(chunk.elements, dtype=torch_dtype(chunk.dtype)))
+    return Content(lambda chunk: torch.zeros(chunk.elements, dtype=torch_dtype(chunk.dtype)))
 
 
 @dataclass(slots=True)
@@ -81,18 +85,18 @@ class Outbox:
         self._segment: Segment | None = None
         self._reserving: asyncio.Future[Segment | None] | None = None
 
-    def content(self, version: int) -> Content:
-        """Memory for what the version after ``version`` is made of. ``version`` is published."""
+    def content(self, readers: Callable[[], Awaitable[None]]) -> Content:
+        """Memory for what the next version is made of. ``readers`` returns when no backup reads this memory."""
         segment = self._segment
         if segment is None:
             return private()
-        slot, arena = slot_of(version), outbox_arena(self._plan)
+        arena = outbox_arena(self._plan)
 
         def place(chunk: Chunk) -> torch.Tensor:
-            start = arena.in_outbox(chunk, slot)
+            start = arena.start(chunk)
             return tensor_from(segment.view[start : start + chunk.nbytes], chunk.dtype)
 
-        return Content(slot, place)
+        return Content(place, True, readers)
 
     async def lend(self, channel: Channel, job: str, timeline: int, placement: int) -> Loan | None:
         """Let a backup read this memory; None if it cannot, or if there is no memory. Raises what the call raises."""
@@ -138,10 +142,9 @@ class Outbox:
         arena = outbox_arena(self._plan)
         own = [run for run in arena.runs(self._plan, False) if run.shard == self._shard]
         try:
-            segment = Segment(arena.outbox_bytes(SLOTS))
-            for slot in range(SLOTS):
-                for start, length in pages(own, PAGE):
-                    segment.reserve(slot * arena.slot_bytes + start, length)
+            segment = Segment(arena.slot_bytes)
+            for start, length in pages(own, PAGE):
+                segment.reserve(start, length)
         except OSError as error:
             log.warning(
                 "there is no memory for versions that backups on this host can read in place; they are sent over the "

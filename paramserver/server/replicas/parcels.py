@@ -102,9 +102,9 @@ class DraftParcel:
 
 
 class ForwardParcel:
-    """What the next version of the chunks that a backup has is made of. ``slot``: where it lies in the outbox.
+    """What the next version of the chunks that a backup has is made of. ``lent``: it lies in the outbox.
 
-    ``ahead``: the chunks of this draft were sent before.
+    ``ahead``: the chunks of this draft were sent before. ``feed``: of a shard of a new plan; 0: of a backup.
     """
 
     def __init__(
@@ -112,12 +112,15 @@ class ForwardParcel:
         header: shard_pb2.ForwardHeader,
         chunks: Mapping[int, Chunk],
         combined: Mapping[int, Tensor],
-        slot: int | None,
+        lent: bool,
         ahead: DraftParcel | None = None,
+        feed: int = 0,
     ) -> None:
         self._header = shard_pb2.ForwardHeader()
         self._header.CopyFrom(header)
-        self._chunks, self._combined, self._slot, self._ahead = chunks, combined, slot, ahead
+        self._header.feed = feed
+        self._method = "Shard.ForwardPart" if feed else "Shard.Forward"
+        self._chunks, self._combined, self._lent, self._ahead = chunks, combined, lent, ahead
 
     @property
     def nbytes(self) -> int:
@@ -127,9 +130,9 @@ class ForwardParcel:
     async def send(self, channel: Channel, loan: Loan | None) -> None:
         """Send it; the backup holds all of it when this returns, and reads nothing older."""
         timeout_s = _ATTEMPT_S + self.nbytes * _BYTE_S
-        if loan is not None and loan.good and self._slot is not None:
+        if loan is not None and loan.good and self._lent:
             self._header.chunks = 0
-            self._header.shared.meeting, self._header.shared.slot = loan.meeting, self._slot
+            self._header.shared.meeting = loan.meeting
             reply = await loan.channel.call("Shard.ForwardLent", self._header, timeout=timeout_s)
             if not cast(shard_pb2.ForwardResponse, reply).unreadable:
                 return
@@ -146,8 +149,24 @@ class ForwardParcel:
         self._header.draft = self._ahead.number if self._ahead is not None and there else 0
         self._header.chunks = len(combined)
         parts = ((chunk_ref(self._chunks[index]), buffer_of(tensor)) for index, tensor in combined.items())
-        reply = await channel.upload("Shard.Forward", chunk_frames(self._header, parts), timeout=timeout_s)
+        reply = await channel.upload(self._method, chunk_frames(self._header, parts), timeout=timeout_s)
         return not cast(shard_pb2.ForwardResponse, reply).unreadable
+
+
+class MadeParcel:
+    """Nothing: it has arrived when a backup that reads the outbox has made the version after that of ``header``."""
+
+    nbytes = 0
+
+    def __init__(self, header: shard_pb2.ForwardHeader) -> None:
+        self._request = shard_pb2.MadeLentRequest(
+            job=header.job, timeline=header.timeline, placement=header.placement, version=header.version + 1
+        )
+
+    async def send(self, channel: Channel, loan: Loan | None) -> None:
+        """Return when the backup reads nothing in the outbox."""
+        if loan is not None and loan.good:
+            await loan.channel.call("Shard.MadeLent", self._request, timeout=_ATTEMPT_S)
 
 
 class CatchUpParcel:
@@ -178,7 +197,8 @@ class CatchUpParcel:
     async def send(self, channel: Channel, loan: Loan | None) -> None:
         """Send it over ``channel``; the backup has all of it when this returns."""
         frames = await self.frames()
-        await channel.upload("Shard.CatchUp", frames, timeout=_ATTEMPT_S + self.nbytes * _BYTE_S)
+        method = "Shard.CatchUpPart" if self.header.feed else "Shard.CatchUp"
+        await channel.upload(method, frames, timeout=_ATTEMPT_S + self.nbytes * _BYTE_S)
 
     async def frames(self) -> Iterator[AnyFrame]:
         """The frames of the message."""

@@ -43,6 +43,7 @@ class Control:
         await self._host.process.settle(request.plan, request.settled)
         shard = self._host.ready(active=False, primary=False)
         shard.happen(PlanSettled(request.settled))
+        shard.copies.backups.settled(request.settled)
         shard.names.update((w.member, w.name) for w in request.workers)
         workers = frozenset(w.member for w in request.workers)
         if request.generation >= shard.state.generation:

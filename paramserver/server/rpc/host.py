@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paramserver import errors
+from paramserver.server.replicas.parts import Parts
 from paramserver.server.rpc.process import Process
 from paramserver.server.running import RunningShard
 
@@ -17,19 +18,29 @@ class Host:
         self.left = False
         # The shard of the present timeline; None until the coordinator has configured one.
         self.shard: RunningShard | None = None
+        # Of a plan that is prepared: what former shards bring ahead.
+        self.parts: Parts | None = None
         process.at_the_end(self._end)
 
     async def replace(self, made: RunningShard) -> None:
         """Serve another shard from now on; the former one ends."""
         former, self.shard = self.shard, made
+        self.brings(None)
         if former is not None:
             if former.config.timeline == made.config.timeline:
                 former.end(errors.UnavailableError("this server is not the primary of the shard any more: try again"))
             former.end(errors.RolledBackError(f"this server is on timeline {made.config.timeline} now"))
             await former.close()
 
+    def brings(self, parts: Parts | None) -> None:
+        """Former shards bring these parts from now on, and no others."""
+        former, self.parts = self.parts, parts
+        if former is not None:
+            former.close()
+
     async def drop(self) -> None:
         """Serve no shard any more: other servers hold it."""
+        self.brings(None)
         former, self.shard = self.shard, None
         if former is not None:
             former.end(errors.UnavailableError("other servers hold the shard now: try again"))
@@ -47,6 +58,7 @@ class Host:
 
     async def close(self) -> None:
         """End the shard; the process has failed or stops."""
+        self.brings(None)
         if self.shard is not None:
             await self.shard.close()
 

@@ -118,6 +118,14 @@ class Process:
             )
         self.term = request.term
 
+    def check_meant(self, request: shard_pb2.ConfigureRequest) -> None:
+        """Raise UnavailableError if a shard is given to another process, which was at this address before.
+
+        This process is no member yet. With a shard it would be taken for a server of an earlier run when it joins.
+        """
+        if request.incarnation and self.incarnation and request.incarnation != self.incarnation:
+            raise errors.UnavailableError("another process was at this address, and this one has not joined yet")
+
     def keep(self, record: bytes) -> None:
         """Keep the record of the job for a coordinator that has lost its store. Raises ProtocolError if unreadable."""
         if not record:

@@ -14,13 +14,13 @@ from paramserver.core.layout.plan import Chunk
 from paramserver.failpoints import reach
 from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.replicas.content import contribution, used_in
 from paramserver.server.replicas.facts import facts_from_proto
 from paramserver.server.replicas.lent import Lent
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
 from paramserver.server.saving.brought import BroughtState
 from paramserver.server.versions.receive import receive
-from paramserver.server.versions.shard import Contribution
 from paramserver.server.versions.version import room_for
 from paramserver.transport.base import Caller, caller
 from paramserver.transport.security.policy import SERVER
@@ -28,7 +28,7 @@ from paramserver.transport.shm import channel as local
 from paramserver.transport.shm.meeting import refused, unseen
 from paramserver.transport.shm.segments import available
 from paramserver.v1 import shard_pb2
-from paramserver.wire.messages import consistency_from_proto, name_from_proto, unpack_mask
+from paramserver.wire.messages import consistency_from_proto
 
 log = structlog.get_logger("paramserver.server")
 
@@ -102,7 +102,7 @@ class Replicas:
             if header.forward.HasField("shared"):
                 raise errors.ProtocolError("a content that lies in lent memory comes with Shard.ForwardLent")
             _fits(shard, header.forward.version)
-            return shard.tensors.chunks_used(_used(shard, header.forward)), header.forward.chunks
+            return shard.tensors.chunks_used(used_in(header.forward, shard.tensors)), header.forward.chunks
 
         upload = await receive(frames, "forward", expect, open_end=True)
         return await self._follow(shard, upload.header.forward, upload.chunks)
@@ -116,10 +116,24 @@ class Replicas:
         _fits(shard, header.version)
         return await self._follow(shard, header, {})
 
+    async def made_lent(self, request: shard_pb2.MadeLentRequest) -> shard_pb2.MadeLentResponse:
+        """Answer when this version is made, so that nothing is read in lent memory any more.
+
+        Raises GoneError if the backup was not told what the version is made of.
+        """
+        shard = self._backup()
+        self._check(shard, request.job, request.timeline, request.placement)
+        while _makes(shard, request.version):
+            await shard.moved()
+            self._check(shard, request.job, request.timeline, request.placement)
+        if shard.state.active and shard.state.version < request.version:
+            raise errors.GoneError(f"this backup has version {shard.state.version}, and not version {request.version}")
+        return shard_pb2.MadeLentResponse()
+
     async def _follow(
         self, shard: RunningShard, header: shard_pb2.ForwardHeader, came: dict[int, Tensor]
     ) -> shard_pb2.ForwardResponse:
-        used = _used(shard, header)
+        used = used_in(header, shard.tensors)
         async with self._turn:
             self._check(shard, header.job, header.timeline, header.placement)
             if header.ahead:
@@ -134,7 +148,7 @@ class Replicas:
                 if chunks is None:
                     return shard_pb2.ForwardResponse(unreadable=True)
                 shard.copies.ahead = 0, 0, {}
-                made_of = _contribution(header, chunks, used, shard)
+                made_of = contribution(header, chunks, used, shard.hypers)
                 if shard.state.active:
                     shard.copies.follow(header, made_of)
                 else:
@@ -197,11 +211,6 @@ class Replicas:
             raise errors.FencedError(_REPLACED)
 
 
-def _used(shard: RunningShard, header: shard_pb2.ForwardHeader) -> frozenset[int]:
-    """The tensors that a content has numbers for. Raises ProtocolError."""
-    return unpack_mask(header.used, len(shard.tensors.layout.tensors))
-
-
 def _fits(shard: RunningShard, version: int) -> bool:
     """Whether the backup needs what comes after ``version``; False: it has that already.
 
@@ -256,28 +265,8 @@ def _in_memory(
     if lent is None or lent.meeting != shared.meeting:
         return None
     try:
-        return lent.chunks(shared.slot, wanted)
+        return lent.chunks(wanted)
     except (OSError, ValueError) as error:
         log.info("the memory of the primary cannot be read", shard=shard.config.shard, reason=str(error))
         shard.copies.borrow(None)
         return None
-
-
-def _contribution(
-    header: shard_pb2.ForwardHeader, chunks: Mapping[int, Tensor], used: frozenset[int], shard: RunningShard
-) -> Contribution:
-    """What the primary has combined, as one contribution. Raises ProtocolError."""
-    if not header.parts:
-        raise errors.ProtocolError("a version that is made of nothing")
-    return Contribution(
-        name=name_from_proto(header.parts[0]),
-        worker=header.parts[0].worker,
-        samples=header.samples,
-        overflow=header.overflow,
-        base_version=header.version,
-        used=used,
-        groups=shard.hypers.of(header.groups),
-        chunks=chunks,
-        schedule=header.schedule,
-        combined=True,
-    )

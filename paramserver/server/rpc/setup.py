@@ -19,6 +19,7 @@ from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.replicas.filling import fill
+from paramserver.server.replicas.parts import Parts
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard, Staged
 from paramserver.server.saving.brought import BroughtState
@@ -44,6 +45,7 @@ class Setup:
     async def configure(self, request: shard_pb2.ConfigureRequest) -> shard_pb2.ConfigureResponse:
         """Learn the model and this server's part of the plan. A repeated command changes nothing."""
         self._host.process.check_authority(request)
+        self._host.process.check_meant(request)
         self._host.process.keep(request.record)
         async with self._replacing:
             shard = self._host.shard
@@ -90,11 +92,21 @@ class Setup:
             if shard.config.timeline != request.timeline:
                 raise errors.FencedError(f"this server is on timeline {shard.config.timeline} already")
             return shard_pb2.ConfigureResponse(layout_digest=shard.digest)
-        filling = request.filling
-        former = await self._host.process.arithmetic(lambda: plan_of(request.model, len(filling.sources)))
-        made = self._make(request, await self._plan(request))
+        filling, process = request.filling, self._host.process
+        parts = self._host.parts if _fits(self._host.parts, filling) else None
+        if filling.ahead and parts is not None:
+            return shard_pb2.ConfigureResponse(layout_digest=parts.digest, whole=parts.whole)
+        former = await process.arithmetic(lambda: plan_of(request.model, len(filling.sources)))
+        plan = await self._plan(request)
+        if filling.ahead:
+            if self._host.left:
+                raise errors.UnavailableError("the change of the number of servers was given up meanwhile")
+            parts = Parts(process.job, plan, self._host.plan, request, former, process.team, process.connect)
+            self._host.brings(parts)
+            return shard_pb2.ConfigureResponse(layout_digest=parts.digest)
+        made = self._make(request, plan)
         try:
-            await fill(made, filling, former, self._host.process)
+            await fill(made, filling, former, process, parts)
             if self._host.left:
                 raise errors.UnavailableError("the change of the number of servers was given up meanwhile")
         except BaseException:
@@ -153,6 +165,7 @@ class Setup:
         Raises CheckpointError if the files are damaged or do not fit.
         """
         self._host.process.check_authority(request.configure)
+        self._host.process.check_meant(request.configure)
         self._host.process.keep(request.configure.record)
         async with self._replacing:
             self._host.process.in_force(self._host.plan)
@@ -230,3 +243,8 @@ class Setup:
         if not shard.state.active:
             shard.activate(request.grant, request.timeline)
         return shard_pb2.ActivateResponse(version=shard.state.version)
+
+
+def _fits(parts: Parts | None, filling: shard_pb2.Filling) -> bool:
+    """Whether what these parts got is from the shards that are in force."""
+    return parts is not None and (parts.timeline, parts.placement) == (filling.timeline, filling.placement)

@@ -191,6 +191,8 @@ class Drafting:
                 trace.drafted(draft.making.base.number, chunk.index, began)
 
         try:
+            if draft.content is not None:
+                await draft.content.free()
             await self._do(work)
         except Exception as error:  # the version itself will meet with it, and say so
             log.debug("could not make a draft", error=str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paramserver.compress.base import Compressor
@@ -82,6 +82,20 @@ def room_for(chunks: Iterable[Chunk]) -> dict[int, torch.Tensor]:
         parts = torch.split(torch.empty(sum(sizes), dtype=torch_dtype(dtype)), sizes)
         room.update((chunk.index, part) for chunk, part in zip(members, parts, strict=True))
     return room
+
+
+def again(spare: Mapping[int, torch.Tensor], base: Version) -> Callable[[Chunk], torch.Tensor]:
+    """Memory for the version after ``base``: that of a version which nobody reads, as far as ``base`` has other memory.
+
+    Else the allocator keeps it, for another thread than the one that asks next.
+    """
+    import torch
+
+    def place(chunk: Chunk) -> torch.Tensor:
+        old = spare.get(chunk.index)
+        return torch.empty_like(base.tensors[chunk.index]) if old is None or old is base.tensors[chunk.index] else old
+
+    return place
 
 
 def part(chunk: Chunk, weights: torch.Tensor, rounding: Compressor | None) -> tuple[shard_pb2.ChunkRef, memoryview]:

@@ -63,7 +63,11 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Lend": frozenset({SERVER}),
     "Shard.Forward": frozenset({SERVER}),
     "Shard.ForwardLent": frozenset({SERVER}),
+    "Shard.MadeLent": frozenset({SERVER}),
     "Shard.CatchUp": frozenset({SERVER}),
+    "Shard.Feed": frozenset({SERVER}),
+    "Shard.CatchUpPart": frozenset({SERVER}),
+    "Shard.ForwardPart": frozenset({SERVER}),
     "Shard.OpenBulk": ROLES,  # each call over the connection is checked again
 }
 

@@ -149,11 +149,9 @@ class Rig(Fleet):
             return process.name, process.killed
         thread = threading.current_thread()
         for keeper in list(self.keepers):
-            shard = keeper.service.first.host.shard
-            saver = shard.saver if shard is not None else None
-            if thread in keeper.service.process.pool._threads or (
-                saver is not None and thread in saver._thread._threads
-            ):
+            shards = [service.host.shard for service in keeper.service.shards.values()]
+            savers = [shard.saver for shard in shards if shard is not None and shard.saver is not None]
+            if any(thread in pool._threads for pool in (keeper.service.process.pool, *(s._thread for s in savers))):
                 return keeper.address, keeper.process.killed
         return thread.name, False
 
