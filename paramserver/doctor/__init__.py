@@ -20,6 +20,7 @@ from paramserver.errors import ParamServerError
 from paramserver.machine.jobs import list_jobs
 
 if TYPE_CHECKING:
+    from paramserver.transport.base import Channel
     from paramserver.transport.security.access import Security
 
 __all__ = ["Finding", "Level", "Request", "diagnose"]
@@ -111,7 +112,7 @@ async def look_at_coordinator(settings: Settings) -> list[Finding]:
     if leader is None:
         return findings
     findings += [network.check_versions(leader, PROTOCOL, versions()), network.check_clock(leader)]
-    findings.append(await look_at_sockets(settings, leader.address, security))
+    findings.append(await look_at_sockets(settings, connect(leader.address), security))
     if role != "server":
         value = f"not tried with a {role}'s certificate: only servers are called"
         return [*findings, Finding("way back", Level.NOTE, value)]
@@ -121,22 +122,20 @@ async def look_at_coordinator(settings: Settings) -> list[Finding]:
     ]
 
 
-async def look_at_sockets(settings: Settings, leader: str, security: Security) -> Finding:
-    """The way of weights and gradients to the servers that the coordinator names."""
+async def look_at_sockets(settings: Settings, leader: Channel, security: Security) -> Finding:
+    """The way of weights and gradients to the servers that the coordinator names. Closes the channel to the leader."""
     from paramserver.transport.bulk import BulkChannel
-    from paramserver.transport.grpc import connector
     from paramserver.transport.grpc.channel import connect
     from paramserver.v1.coordinator_pb2 import StatusRequest
 
-    channel = connector(security, "coordinator")(leader)
     try:
         servers = await sockets.servers_of(
-            partial(channel.call, "Coordinator.Status", StatusRequest(), timeout=sockets.CALL_S)
+            partial(leader.call, "Coordinator.Status", StatusRequest(), timeout=sockets.CALL_S)
         )
     except ParamServerError as error:
         return Finding("transport", Level.NOTE, clean(f"not tried: the coordinator does not name the servers: {error}"))
     finally:
-        await channel.close()
+        await leader.close()
 
     async def attempt(address: str) -> str:
         way = BulkChannel(connect(address, security, "server"), security, "server")

@@ -258,8 +258,8 @@ class Launcher:
         holding.lead_at(self._address)
         pid = os.getpid()
         logs = str(self._directory / "logs")
-        birth, certs = process_birth(pid), settings.security.certs
-        certs = str(Path(certs).absolute()) if certs else ""
+        birth = process_birth(pid)
+        certs = settings.security.certs and str(Path(settings.security.certs).absolute())
         self._published = Job(self._job, self._address, pid, time.time(), birth, self._token, certs, logs=logs)
         publish_job(self._published)
         for index in range(settings.cluster.servers):

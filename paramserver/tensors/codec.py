@@ -67,7 +67,7 @@ def decode_frame(raw: AnyFrame) -> tuple[shard.FrameHeader, memoryview]:
     if size > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
     if isinstance(raw, Frame):
-        return _header(raw.header), raw.data()
+        return header_from(raw.header), raw.data()
     head: tuple[int, int] | None = None
     data: tuple[int, int] | None = None
     at = 0
@@ -88,11 +88,12 @@ def decode_frame(raw: AnyFrame) -> tuple[shard.FrameHeader, memoryview]:
     if head is not None and head[1] - head[0] > MAX_HEADER_BYTES:
         raise ProtocolError(f"a frame header of {head[1] - head[0]} bytes is over the limit of {MAX_HEADER_BYTES}")
     view = memoryview(raw).toreadonly()
-    header = _header(raw[head[0] : head[1]] if head is not None else b"")
+    header = header_from(raw[head[0] : head[1]] if head is not None else b"")
     return header, view[data[0] : data[1]] if data is not None else view[:0]
 
 
-def _header(encoded: bytes) -> shard.FrameHeader:
+def header_from(encoded: bytes) -> shard.FrameHeader:
+    """The header of a frame. Raises ProtocolError for bytes that are none."""
     header = shard.FrameHeader()
     try:
         header.MergeFromString(encoded)

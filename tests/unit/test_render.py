@@ -19,6 +19,7 @@ from paramserver.render.request import Files, Request
 from paramserver.render.targets import TARGETS, WATCHING
 from paramserver.render.text import double_dollars, environment_file, toml_text, unit_words
 from paramserver.transport.security.tls import server_name
+from tests.support.rendered import containers, objects, pods
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "configs" / "cluster.toml"
@@ -42,31 +43,9 @@ def rendered(target: str, options: Mapping[str, Any] | None = None, **values: An
     return TARGETS[target](Request(settings(**values), **{"image": "i:1", **(options or {})}))
 
 
-def objects(files: Files) -> list[dict[str, Any]]:
-    """All documents of all files."""
-    return [one for text in files.values() for one in yaml.safe_load_all(text)]
-
-
 def named(files: Files, kind: str, name: str) -> dict[str, Any]:
     """The one object of that kind and name."""
     (found,) = (one for one in objects(files) if one["kind"] == kind and one["metadata"]["name"] == name)
-    return found
-
-
-def containers(files: Files) -> dict[str, dict[str, Any]]:
-    """Containers of Kubernetes pods by name, wherever they stand."""
-    found: dict[str, dict[str, Any]] = {}
-
-    def look(value: object) -> None:
-        if isinstance(value, dict):
-            found.update({one["name"]: one for one in value.get("containers", ())})
-            for part in value.values():
-                look(part)
-        elif isinstance(value, list):
-            for part in value:
-                look(part)
-
-    look(objects(files))
     return found
 
 
@@ -285,22 +264,6 @@ def test_replicas_gpu_and_standby() -> None:
 @pytest.mark.parametrize("target", ["k8s", "jobset"])
 def test_pods_of_a_node_meet_if_that_is_wanted(target: str) -> None:
     """In a directory per namespace and job, which a container of root without capabilities opens for their group."""
-
-    def pods(files: Files) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-
-        def look(value: object) -> None:
-            if isinstance(value, dict):
-                if "containers" in value:
-                    found[value["containers"][0]["name"]] = value
-                for part in value.values():
-                    look(part)
-            elif isinstance(value, list):
-                for part in value:
-                    look(part)
-
-        look(objects(files))
-        return found
 
     plain, sharing = pods(rendered(target)), pods(rendered(target, {"share_memory": True}, cluster__job="digits"))
     assert not [role for role, pod in plain.items() if "hostPath" in str(pod) or "meeting" in str(pod).lower()]

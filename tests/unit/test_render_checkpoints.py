@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from paramserver.config import load_settings
 from paramserver.errors import ConfigError
 from paramserver.render.request import Files, Request
 from paramserver.render.targets import TARGETS
+from tests.support.rendered import objects, pods
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "cluster.toml"
 PODS = ("k8s", "jobset")
@@ -34,32 +34,9 @@ def refusal(target: str, place: str) -> str:
     return str(caught.value)
 
 
-def objects(files: Files) -> Iterator[dict[str, Any]]:
-    for text in files.values():
-        yield from yaml.safe_load_all(text)
-
-
 def services(files: Files) -> dict[str, dict[str, Any]]:
     (document,) = objects(files)
     found: dict[str, dict[str, Any]] = document["services"]
-    return found
-
-
-def pods(files: Files) -> dict[str, dict[str, Any]]:
-    """Specifications of pods by the name of their container, wherever they stand."""
-    found: dict[str, dict[str, Any]] = {}
-
-    def look(value: object) -> None:
-        if isinstance(value, dict):
-            if "containers" in value:
-                found[value["containers"][0]["name"]] = value
-            for part in value.values():
-                look(part)
-        elif isinstance(value, list):
-            for part in value:
-                look(part)
-
-    look(list(objects(files)))
     return found
 
 

@@ -20,6 +20,7 @@ from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from paramserver.config import load_settings
 from paramserver.render.request import UID, Files, Request
 from paramserver.render.targets import TARGETS, WATCHING
+from tests.support import rendered
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "configs" / "cluster.toml"
@@ -210,10 +211,6 @@ def test_the_compose_file_has_the_shape_of_the_projects_own() -> None:
 # ---- Kubernetes
 
 
-def documents(files: Files) -> list[dict[str, Any]]:
-    return [one for text in files.values() for one in yaml.safe_load_all(text)]
-
-
 def validate(document: dict[str, Any]) -> None:
     for version in KUBERNETES:
         kubernetes_validate.validate(document, version, strict=True)
@@ -222,7 +219,7 @@ def validate(document: dict[str, Any]) -> None:
 def kubernetes_objects(target: str, request: Request) -> list[dict[str, Any]]:
     """All objects; of a JobSet its Jobs, which Kubernetes has schemas of."""
     found = []
-    for document in documents(TARGETS[target](request)):
+    for document in rendered.objects(TARGETS[target](request)):
         if document["kind"] == "JobSet":
             for one in document["spec"]["replicatedJobs"]:
                 metadata = {"name": f"{document['metadata']['name']}-{one['name']}-0"}
@@ -330,7 +327,7 @@ def test_services_lead_to_pods(request_: Request) -> None:
 
 
 def jobset(request: Request) -> dict[str, Any]:
-    (found,) = (one for one in documents(TARGETS["jobset"](request)) if one["kind"] == "JobSet")
+    (found,) = (one for one in rendered.objects(TARGETS["jobset"](request)) if one["kind"] == "JobSet")
     return found
 
 
@@ -367,6 +364,6 @@ def test_what_the_controller_of_jobsets_demands(request_: Request) -> None:
             names = {container["name"] for container in job["template"]["spec"]["containers"]}
             for rule in job["podFailurePolicy"]["rules"]:
                 assert rule.get("onExitCodes", {}).get("containerName", "worker") in names
-    (config,) = (one for one in documents(TARGETS["jobset"](request_)) if "cluster.toml" in one.get("data", {}))
+    (config,) = (one for one in rendered.objects(TARGETS["jobset"](request_)) if "cluster.toml" in one.get("data", {}))
     host = f"{document['metadata']['name']}-coordinator-0-0.{document['metadata']['name']}"
     assert f'coordinator = "{host}:8790"' in config["data"]["cluster.toml"]

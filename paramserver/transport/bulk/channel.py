@@ -247,7 +247,7 @@ class _Call:
         placed, self.line.place = self.line.place is not None, None
         self._channel.back(self)
         if placed and not self.complete:
-            await self.line.let_go()
+            await self.line.released()
 
     async def within(self, work: Awaitable[T]) -> T:
         """Do a part of the call's work. Raises DeadlineError, or UnavailableError if the connection is lost."""

@@ -306,16 +306,14 @@ class Line:
             self._sock.hang_up()
 
     async def released(self) -> None:
-        """After :meth:`close`: wait until no thread uses the socket any more, which takes milliseconds."""
-        while self._busy:
-            await self._change()
+        """After :meth:`close`: wait until no thread uses the socket any more, which takes milliseconds.
 
-    async def let_go(self) -> None:
-        """The same as :meth:`released`, also for a task that is cancelled meanwhile: nothing is received any more."""
+        A task that is cancelled meanwhile waits, too, since until then a thread may still write to memory of the task.
+        """
         cancelled: asyncio.CancelledError | None = None
         while self._busy:
             try:
-                await self.released()
+                await self._change()
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
+from paramserver import errors
 from paramserver.core.layout.plan import Kind, Plan
+from paramserver.tensors.codec import header_from
 from paramserver.tensors.dtypes import buffer_of
-from paramserver.v1 import shard_pb2
+from paramserver.worker.weights.checking import checked
 
 if TYPE_CHECKING:
     from paramserver.worker.flat import FlatSpace
@@ -58,19 +58,15 @@ class Landing:
         """
         if nbytes < LEAST_BYTES:
             return None
-        frame = shard_pb2.FrameHeader()
         try:
-            frame.MergeFromString(header)
-        except DecodeError:
+            frame = header_from(header)
+            if len(frame.chunks) != 1 or frame.states:
+                return None
+            (ref,) = frame.chunks
+            chunk = self._plan.layout.chunks[checked(ref, self._plan, shard, "the server", ())]
+        except errors.ProtocolError:
             return None
-        if len(frame.chunks) != 1 or frame.states:
-            return None
-        (ref,) = frame.chunks
-        owner, chunks = self._plan.owner, self._plan.layout.chunks
-        if ref.index >= len(owner) or owner[ref.index] != shard or ref.encoding != shard_pb2.ENCODING_EXACT:
-            return None
-        chunk = chunks[ref.index]
-        if chunk.kind is Kind.FROZEN or (ref.start, ref.bytes, nbytes) != (chunk.start, chunk.nbytes, chunk.nbytes):
+        if chunk.kind is Kind.FROZEN or ref.bytes != nbytes:
             return None
         with self._lock:
             if self._closed:

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 from paramserver import errors
 from paramserver.compress.base import Compressor
-from paramserver.compress.options import compressible
 from paramserver.core.layout.plan import Kind, Plan
 from paramserver.core.versions.consistency import Consistency
 from paramserver.tensors.codec import Ref
-from paramserver.tensors.dtypes import wire_dtype
 from paramserver.transport.shm.segments import Foreign
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto
 from paramserver.worker.weights import rest as rests
+from paramserver.worker.weights.checking import checked
 from paramserver.worker.weights.landing import Landing
 from paramserver.worker.weights.rest import Rest
 
@@ -54,31 +53,6 @@ class Pulled:
         """The answer is not wanted: cancel the chunks that are still to come."""
         if self.rest is not None:
             self.rest.cancel()
-
-
-def checked(
-    ref: shard_pb2.ChunkRef | shard_pb2.StateRef,
-    plan: Plan,
-    shard: int,
-    name: str,
-    seen: Mapping[int, object],
-    rounding: Compressor | None = None,
-) -> int:
-    """The index of a chunk. Raises ProtocolError unless the server may send this chunk, in this shape and rounding."""
-    if not isinstance(ref, shard_pb2.ChunkRef):
-        raise errors.ProtocolError(f"{name} sent optimizer state where weights were asked for")
-    if ref.index >= len(plan.owner) or plan.owner[ref.index] != shard or ref.index in seen:
-        raise errors.ProtocolError(f"{name} sent chunk {ref.index}, which is not its to send")
-    chunk = plan.layout.chunks[ref.index]
-    how = rounding if compressible(chunk) else None
-    encoding = shard_pb2.ENCODING_EXACT if how is None else how.encoding
-    if (ref.start, ref.encoding, ref.dtype) != (chunk.start, encoding, wire_dtype(chunk.dtype)):
-        raise errors.ProtocolError(f"{name} sent chunk {ref.index} of another shape")
-    if how is not None:
-        how.check(ref.bytes, chunk.elements)
-    elif ref.bytes != chunk.nbytes:
-        raise errors.ProtocolError(f"{name} sent chunk {ref.index} of another shape")
-    return ref.index
 
 
 def merge(results: Sequence[Pulled]) -> Mapping[int, memoryview]:
