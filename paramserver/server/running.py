@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import structlog
-from torch import Tensor
 
 from paramserver import errors
 from paramserver.checkpoint.contents import ShardFacts
@@ -38,24 +37,24 @@ from paramserver.core.versions.events import (
 from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Stealing
 from paramserver.failpoints import planned, reach
-from paramserver.server.arithmetic import norms
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
+from paramserver.server.making import Maker
 from paramserver.server.replicas.copies import Copies
-from paramserver.server.replicas.outbox import Content
 from paramserver.server.saving.holding import Holding
 from paramserver.server.saving.kept import Kept
 from paramserver.server.saving.saver import Saver
+from paramserver.server.saving.statecopies import StateCopies
 from paramserver.server.times import Times
 from paramserver.server.traced import ShardTrace
 from paramserver.server.versions.acks import Acks
 from paramserver.server.versions.calls import Calls
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.server.versions.repetitions import Repetitions
-from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy, leading
-from paramserver.server.versions.sharing import Sharing, own
-from paramserver.server.versions.version import Version, again
+from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy
+from paramserver.server.versions.sharing import Sharing
+from paramserver.server.versions.version import Version
 from paramserver.tracing import Recorder
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
@@ -132,17 +131,15 @@ class RunningShard:
         self.stealing = Stealing()
         self.copies = Copies(self, connect, norms_.wait_s, told, shares)
         self.drafting = Drafting(tensors, self.arithmetic, self.copies.content, self.copies.drafted, self.trace)
+        self._maker = Maker(tensors, self.sharing, norms_, self.arithmetic, self.trace)
         self.acks = Acks()
         self.times = Times(config.timeline)
         self._pool, self._failed = pool, failed
         self._calls = Calls()
-        # Calls that wait for a copy of the optimizer state, and from which version on they take it.
-        self._copies: dict[int, int] = {}
+        self.state_copies = StateCopies(tensors, self._calls)
         self.repetitions = Repetitions()
         self._tasks: set[asyncio.Task[None]] = set()
         self._building = False
-        # Of a backup: the memory of a version that it has let go, for the next one.
-        self._spare: dict[int, Tensor] = {}
         # Done when the next version is published.
         self._moved: asyncio.Future[None] | None = None
         self.holding = Holding(saver, self.happen)
@@ -234,18 +231,7 @@ class RunningShard:
             raise self._calls.ended
         if self.state.version >= version and not self._building:
             return self.state.version, self.tensors.copy_states()
-        call = self._calls.number()
-        answer, self._copies[call] = self._calls.expect(call), version
-        try:
-            done, _ = await asyncio.wait([answer], timeout=wait_s)
-            return answer.result() if done else None
-        except asyncio.CancelledError:
-            if answer.done() and answer.exception() is None:
-                self.tensors.drop_copy(answer.result()[1])
-            raise
-        finally:
-            self._calls.forget(call)
-            self._copies.pop(call, None)
+        return await self.state_copies.wait(version, wait_s)
 
     # ---- versions
 
@@ -311,7 +297,7 @@ class RunningShard:
             case DropVersion(version):
                 dropped = self.versions.pop(version, None)
                 if dropped is not None and self.state.backup:  # which nobody reads
-                    self._spare = dropped.tensors
+                    self._maker.reuse(dropped.tensors)
             case Build():
                 self._building = True
                 reach("step.after_decide", self.state.version)
@@ -331,12 +317,9 @@ class RunningShard:
             header = self.copies.header(contributions)
             if content is not None:
                 await content.free()
-            given = await self._given(base, contributions, content)
+            given = await self._maker.given(self.state.timeline, base, contributions, content)
             slot = self.sharing.take()
-            spare, self._spare = self._spare, {}
-            version, placed = await self.arithmetic(
-                lambda: self._made(base, contributions, given, slot, draft, content, spare)
-            )
+            version, placed = await self._maker.make(base, contributions, given, slot, draft, content)
             self.sharing.settle(version, slot, base, placed)
             self.times.applied()
             if header is not None:
@@ -358,34 +341,6 @@ class RunningShard:
             log.exception("could not apply", version=base.number)
             self._failed(f"could not apply step {base.number}: {error}")
 
-    def _made(
-        self,
-        base: Version,
-        contributions: Sequence[Contribution],
-        given: Mapping[int, Tensor] | None,
-        slot: int | None,
-        draft: Draft | None,
-        content: Content | None,
-        spare: dict[int, Tensor],
-    ) -> tuple[Version, bool]:
-        """The next version, and whether it lies in ``slot``. In the arithmetic thread.
-
-        ``content`` is filled, as far as it is not in ``given``. ``spare``: memory that may be used, by chunk.
-        """
-        began = self.trace.recorder.now() if self.trace.recorder.on else 0
-        shared = self.sharing.space(slot) if slot is not None else None
-        space = shared if shared is not None or not spare else again(spare, base)
-        made = draft.made if draft is not None and draft.content is content else None
-        version = self.tensors.build(base, contributions, given, space, made, content)
-        if draft is not None:
-            draft.becomes(version)
-        if shared is None and base.slot is not None and not version.same_as(base):
-            # None of its tensors may lie in a slot that another version will use.
-            version.tensors = own(version.tensors, base.tensors, [chunk.index for chunk in version.moving(False)])
-        if began:
-            self.trace.made("sum and update" if given is None else "update", base.number, began, draft is not None)
-        return version, shared is not None
-
     def _publish(self, version: Version, buffers: Sequence[int]) -> None:
         self.versions[version.number] = version
         self.stealing.begin(version.number, time.monotonic())
@@ -395,10 +350,7 @@ class RunningShard:
         for buffer in buffers:
             self.buffers.pop(buffer, None)
         self._building = False
-        for call in [call for call, wanted in self._copies.items() if wanted <= version.number]:
-            del self._copies[call]
-            if self._calls.waits(call):  # before the next step can change the state
-                self._calls.answer(call, (version.number, self.tensors.copy_states()))
+        self.state_copies.published(version.number)  # before the next step can change the state
         if self.state.consistency.mode is Mode.ASYNC and not self.state.backup:
             self.holding.look(version.number)
         self.drafting.opened(version)
@@ -415,25 +367,6 @@ class RunningShard:
             asked = self.saver.asked_for(version.number)
             if asked or self.saver.due(version.number):
                 self.copy(version)
-
-    async def _given(
-        self, base: Version, contributions: Sequence[Contribution], content: Content | None
-    ) -> Mapping[int, Tensor] | None:
-        """What is applied, by chunk, in ``content`` if given; None if it follows from the contributions alone."""
-        if contributions[0].combined:
-            return contributions[0].chunks
-        limit = leading(contributions).clip_norm
-        if limit <= 0:
-            return None
-        began = self.trace.recorder.now() if self.trace.recorder.on else 0
-        combined = await self.arithmetic(lambda: self.tensors.combined(base, contributions, content))
-        if began:
-            self.trace.made("sum", base.number, began)
-        gradients = {index: made for index, made in combined.items() if index in self.tensors.states}
-        mine = await self.arithmetic(lambda: norms.squares(gradients))
-        everybodys = await self.norms.exchange(self.state.timeline, base.number, mine)
-        own = content is not None
-        return {**combined, **await self.arithmetic(lambda: norms.clip(gradients, everybodys, limit, own))}
 
     def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Begin to compute with the shard's tensors: in the thread for arithmetic, or at once if the shard is small.

@@ -27,8 +27,9 @@ from paramserver.coordinator.leadership.keeping import Keeping
 from paramserver.coordinator.work.filling import Filling
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.rest import at_rest
 from paramserver.coordinator.work.schedule import Schedule
-from paramserver.coordinator.work.shards import lease_table, stand_even
+from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Moves, Phase, WentBack
 from paramserver.core.job.membership import Role
@@ -42,9 +43,6 @@ from paramserver.wire.messages import consistency_to_proto
 log = structlog.get_logger("paramserver.coordinator")
 
 _WAIT_S, _LONGEST_WAIT_S = 60.0, 600.0
-# Versions from the newest version to the one at which shards stand. Doubled when some shard was past it.
-_MARGIN, _ATTEMPTS = 2, 12
-_LOOK_S = 0.005
 # Between two looks at how far the new shards are: at first, and at most.
 _AHEAD_S, _LATER_S = 0.02, 0.5
 # How long former shards may take to bring chunks while training goes on.
@@ -247,7 +245,7 @@ class Resizing:
                 raise errors.UnavailableError("the store does not answer: try again when it does")
             await self._ahead()
             drained = job.leasing.table is not None
-            began, version = await self._at_rest(time.monotonic() + wait_s)
+            began, version = await at_rest(job, self._core.newest_plan, time.monotonic() + wait_s, self._check)
             await self._switch(version)
         except BaseException as error:
             if not self._core.under_way and not self._moved:  # the job goes back
@@ -304,58 +302,6 @@ class Resizing:
             raise errors.UnavailableError("no worker is there")
         if job.loads.agreement.pending:
             raise errors.UnavailableError("the scripts load weights just now: try again when that is done")
-
-    async def _at_rest(self, deadline: float) -> tuple[float, int]:
-        """The version at which all shards stand with nothing open, and since when (monotonic seconds)."""
-        job = self._job
-        if job.leasing.table is not None:
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    began = time.monotonic()
-                    await job.leasing.drain()
-            except TimeoutError as error:
-                raise errors.DeadlineError("the workers have not finished their slices in time: try again") from error
-            stats = await stand_even(job, at_rest=True)
-            if stats is None:
-                raise errors.UnavailableError("the servers do not come to stand at one version: try again")
-            version = stats[0].version
-        else:
-            began, version = await self._stand(deadline)
-        while time.monotonic() < deadline:
-            self._check()
-            if not job.checkpoints.cutting and not any(one.copies for one in await job.shard_stats()):
-                return began, version
-            await asyncio.sleep(_LOOK_S)
-        raise errors.DeadlineError("a checkpoint is still being written: try again")
-
-    async def _stand(self, deadline: float) -> tuple[float, int]:
-        """Synchronous mode: let nobody go past a version that lies ahead, and wait until all shards have made it."""
-        job, margin = self._job, _MARGIN
-        for _ in range(_ATTEMPTS):
-            newest = max(one.version for one in await job.shard_stats())
-            version = job.checkpoints.possible(newest + margin)
-            request = shard_pb2.CutRequest(
-                job=job.options.job,
-                timeline=job.timeline,
-                term=job.term,
-                step=shard_pb2.CutRequest.STEP_STAND,
-                version=version,
-                number=self._core.newest_plan,
-            )
-            replies = await job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse)
-            if all(reply.taken for reply in replies):
-                break
-            margin *= 2
-        else:
-            raise errors.UnavailableError("the shards are always faster than the request: try again")
-        while time.monotonic() < deadline:
-            self._check()
-            if min(one.version for one in await job.shard_stats()) >= version:
-                return time.monotonic(), version
-            await asyncio.sleep(_LOOK_S)
-        raise errors.DeadlineError(
-            f"version {version} was not reached in time: see `paramserver status` for whom the job waits"
-        )
 
     def _filling(self) -> Filling:
         """The shards of the new plan, and where the former ones are just now."""
