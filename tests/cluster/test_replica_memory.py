@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from paramserver.core.layout.plan import Chunk, TensorSpec, make_layout, make_plan
-from paramserver.server import running
+from paramserver.server import making
 from paramserver.server.running import RunningShard
 from paramserver.server.versions.version import Version, again
 from tests.support.cluster.memory import Tensors
@@ -110,7 +110,7 @@ def test_a_backup_makes_its_versions_in_the_memory_of_those_that_it_has_let_go(
 
         return counted
 
-    monkeypatch.setattr(running, "again", noted)
+    monkeypatch.setattr(making, "again", noted)
     most(tmp_path / "run", 1, plain, "shm", "sync")
     assert asked
     assert all(asked)

@@ -197,7 +197,8 @@ def test_the_kinds_of_methods_follow_from_the_protos() -> None:
     for name, method in METHODS.items():
         assert name == method.name
         kinds[method.kind].append(name)
-    assert kinds[MethodKind.UPLOAD] == ["Shard.Initialize", "Shard.Push", "Shard.Forward", "Shard.CatchUp"]
+    uploads = ["Initialize", "Push", "Forward", "CatchUp", "CatchUpPart", "ForwardPart"]
+    assert kinds[MethodKind.UPLOAD] == [f"Shard.{one}" for one in uploads]
     assert kinds[MethodKind.DOWNLOAD] == ["Shard.Pull", "Shard.Export", "Shard.Copied"]
     assert kinds[MethodKind.SESSION] == ["Coordinator.Session"]
     assert METHODS["Shard.SetConsistency"].handler == "set_consistency"
