@@ -156,6 +156,12 @@ class Cluster(Section):
         "memory, or not at all. bulk: over sockets beside gRPC, or over gRPC where their port cannot be reached. grpc: "
         "over gRPC alone, for proxies and meshes.",
     )
+    host_tier: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: where several workers run on one host and the servers on others, one of the workers pulls "
+        "the weights for all of them, in synchronous mode, if cluster.transport is auto or bulk. off: each worker "
+        "pulls by itself.",
+    )
     meeting_dir: Annotated[
         str,
         only_if(lambda path: path.startswith("/") and len(path.encode()) <= 62),
