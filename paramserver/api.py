@@ -273,8 +273,7 @@ def _connected(
 
 def _host_secret(settings: Settings, security: Security) -> str | None:
     """Known to the workers of the job, which pull once for each host; None: each pulls by itself."""
-    shares = settings.cluster.host_tier == "auto" and settings.cluster.transport in ("auto", "bulk")
-    return security.join.first() if shares else None
+    return security.join.first() if settings.shares_pulls else None
 
 
 def to_coordinator(addresses: str, security: Security) -> Channel:

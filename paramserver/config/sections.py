@@ -169,7 +169,7 @@ class Cluster(Section):
     ] = Field(
         default="/dev/shm",
         description="The directory in which processes of one host meet, to share memory. Containers need one in "
-        "common for it, such as a volume. Only sockets lie there.",
+        "common for it, such as a volume. Only sockets and empty files lie there.",
     )
     bulk_port: Annotated[
         int, BeforeValidator(refuse_bool), Field(ge=0, le=65535), Must("an integer from 0 to 65535")

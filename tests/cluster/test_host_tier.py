@@ -121,7 +121,7 @@ def test_three_slots_are_enough_in_step() -> None:
 def test_another_one_pulls_when_the_one_that_pulls_dies(victim: type) -> None:
     program = Program(DATA, 4, model=wide, epochs=4)
     dead: list[Worker] = []
-    with Cluster(**SIZES, transport="bulk", host_tier=True, lease_s=0.5) as cluster:
+    with Cluster(**SIZES, transport="bulk", host_tier=True, lease_s=2.0) as cluster:
 
         def look(ctx: Context, slices: int) -> None:
             worker = next(one for one in cluster.workers if one.context is ctx)

@@ -43,6 +43,8 @@ log = structlog.get_logger("paramserver.worker")
 SLOTS = 32
 # A question is kept for so long. Then the answer says that this worker is alive.
 ALIVE_S = 0.5
+# After a worker could not be let in, for example for want of descriptors, none is for so long.
+_DEAF_S = 1.0
 # The calls that a reader may have open.
 _MOST_CALLS = 8
 
@@ -66,7 +68,9 @@ class Keeper:
         self._spaces: dict[int, FlatSpace] = {}
         self._readers: set[_Reader] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop.add_reader(seat.socket.fileno(), self._come)
+        # Set while no worker is let in.
+        self._deaf: asyncio.TimerHandle | None = None
+        self._listen()
 
     @property
     def others(self) -> int:
@@ -86,12 +90,17 @@ class Keeper:
 
     async def close(self) -> None:
         """Pull for nobody any more, so that another worker does."""
+        if self._deaf is not None:
+            self._deaf.cancel()
         self._loop.remove_reader(self._seat.socket.fileno())
         self._seat.close()
         for task in list(self._tasks):
             task.cancel()
         for reader in list(self._readers):
             reader.close()
+        for call, answer in list(self._answers.items()):
+            answer(Refuse(call, "this worker leaves"))
+        self._answers.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._segment.close()
 
@@ -116,12 +125,18 @@ class Keeper:
         self._readers.discard(reader)
         self._handle(Leaves(reader.number))
 
+    def _listen(self) -> None:
+        self._deaf = None
+        self._loop.add_reader(self._seat.socket.fileno(), self._come)
+
     def _come(self) -> None:
         """Another worker of this host has come."""
         try:
             connection = self._seat.welcome([self._segment.reading_fd])
         except OSError as error:
             log.info("a worker of this host could not be handed the memory with the weights", reason=str(error))
+            self._loop.remove_reader(self._seat.socket.fileno())
+            self._deaf = self._loop.call_later(_DEAF_S, self._listen)
             return
         if connection is not None:
             reader = _Reader(self, next(self._numbers))

@@ -26,9 +26,13 @@ log = structlog.get_logger("paramserver.worker")
 
 # How long a question waits for another worker to take the seat of one that has gone.
 _SETTLE_S = 2.0
-# After a failure this worker pulls by itself for so long.
-_PAUSE_S = 10.0
+# After a failure this worker pulls by itself for so long; for twice as long after each further one, up to the most.
+_PAUSE_S, _MOST_PAUSE_S = 10.0, 600.0
 _AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class _Hopeless(Exception):
+    """Trying again is of no use."""
 
 
 class HostTier:
@@ -45,7 +49,7 @@ class HostTier:
         self._name, self._pull = name, pull
         self._role: Keeper | Guest | None = None
         self._changed = asyncio.Event()
-        self._paused_until = 0.0
+        self._paused_until, self._pause_s = 0.0, _PAUSE_S
         # Why this host has no such worker.
         self._why_not = ""
 
@@ -74,6 +78,7 @@ class HostTier:
             reading = {slot.number for slot in list(self.reading.values()) if slot.memory is memory}
             found = await role.take(version, sorted(reading))
             if isinstance(found, Give):
+                self._pause_s = _PAUSE_S
                 return found.version, Slot(memory, found.slot)
             if found is not None:
                 self.pause(found)
@@ -84,9 +89,11 @@ class HostTier:
 
     def pause(self, reason: str) -> None:
         """Pull by itself for a while, for this reason."""
-        if time.monotonic() >= self._paused_until:
-            log.info(f"this worker pulls weights by itself for {_PAUSE_S:g} s", reason=reason)
-        self._paused_until = time.monotonic() + _PAUSE_S
+        now = time.monotonic()
+        if now >= self._paused_until:
+            log.info(f"this worker pulls weights by itself for {self._pause_s:g} s", reason=reason)
+            self._paused_until = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
 
     async def _settled(self) -> Keeper | Guest | None:
         """This worker's part, after a moment if there is none just now."""
@@ -107,10 +114,13 @@ class HostTier:
         try:
             while True:
                 try:
-                    role = await self._begin()
+                    role = self._sit_down() or await guest.meet(self._name, self.arena.weights_bytes(SLOTS))
+                except _Hopeless as error:
+                    self._say(str(error))
+                    return
                 except (OSError, ValueError) as error:
-                    if self._hopeless(error):
-                        return
+                    if not isinstance(error, ConnectionError | FileNotFoundError | BlockingIOError):
+                        self._say(str(error))
                     await asyncio.sleep(_AGAIN_S[min(tries, len(_AGAIN_S) - 1)])
                     tries += 1
                     continue
@@ -126,26 +136,27 @@ class HostTier:
             if last is not None:
                 await last.close()
 
-    async def _begin(self) -> Keeper | Guest:
+    def _sit_down(self) -> Keeper | None:
+        """Take the seat; None if another worker has it. Raises _Hopeless where there can be none."""
         if not available():
-            raise PermissionError("this system has no memory that can be shared")
-        taken = seat.take(self._name)
+            raise _Hopeless("this system has no memory that can be shared")
+        try:
+            taken = seat.take(self._name)
+        except OSError as error:
+            raise _Hopeless(f"no seat in cluster.meeting_dir: {error}") from error
         if taken is None:
-            return await guest.meet(self._name, self.arena.weights_bytes(SLOTS))
+            return None
         try:
             return Keeper(taken, self.plan, self.arena, self._pull)
-        except BaseException:
+        except OSError as error:
             taken.close()
-            raise
+            raise _Hopeless(f"no memory can be shared: {error}") from error
 
-    def _hopeless(self, error: OSError | ValueError) -> bool:
-        """Whether trying again is of no use. Says so once."""
-        passing = isinstance(error, ConnectionError | FileNotFoundError | BlockingIOError)
-        if passing or self._why_not:
-            return False
-        self._why_not = f"pulls weights by itself ({error})"
-        log.info("the workers of this host pull weights one by one", reason=str(error))
-        return isinstance(error, PermissionError)
+    def _say(self, reason: str) -> None:
+        """This worker pulls by itself, for this reason; logged once."""
+        if not self._why_not:
+            log.warning("this worker does not share the pulls of its host", reason=reason)
+        self._why_not = f"pulls weights by itself ({reason})"
 
     def _change(self, role: Keeper | Guest | None) -> None:
         self._role = role
