@@ -78,7 +78,8 @@ def measure(case: Case, variant: str) -> tuple[list[float], float]:
             call([*torchrun, *how[variant], *script])
         else:
             how_sent = f"cluster.transport={_TRANSPORT[variant]}"
-            sizes = ["--servers", "1", "--workers", str(workers), "--set", how_sent]
+            # The workers stand for workers of several hosts.
+            sizes = ["--servers", "1", "--workers", str(workers), "--set", how_sent, "--set", "cluster.host_tier=off"]
             if variant == TLS:
                 certs = str(Path(directory) / "certs")
                 call([sys.executable, "-m", "paramserver", "certs", "init", certs])

@@ -155,7 +155,7 @@ class _Job:
         runtime = self._directory / f"run-{host}"
         runtime.mkdir(mode=0o700)
         # The hosts share the memory of this machine, which real ones do not.
-        apart = {"PARAMSERVER_CLUSTER__TRANSPORT": "grpc"}
+        apart = {"PARAMSERVER_CLUSTER__TRANSPORT": "grpc", "PARAMSERVER_CLUSTER__HOST_TIER": "off"}
         own = {"PARAMSERVER_INTERNAL_RUNTIME_DIR": str(runtime), **apart, **(environ or {})}
         with (self._directory / f"{host}.log").open("wb") as log:
             self._processes[host] = subprocess.Popen(

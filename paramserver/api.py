@@ -253,6 +253,7 @@ def _connected(
         options,
         settings.cluster.wait_timeout_s,
         settings.cluster.transport,
+        _host_secret(settings, security),
     )
     session = engine.member.session
     metrics = MetricsPort(
@@ -268,6 +269,11 @@ def _connected(
     if _beats:
         background.submit(_beat(engine))
     return engine
+
+
+def _host_secret(settings: Settings, security: Security) -> str | None:
+    """Known to the workers of the job, which pull once for each host; None: each pulls by itself."""
+    return security.join.first() if settings.shares_pulls else None
 
 
 def to_coordinator(addresses: str, security: Security) -> Channel:

@@ -74,6 +74,7 @@ class InProcessJob:
         connect: Connect | None = None,
         wait_timeout_s: float = 600.0,
         transport: str = "grpc",
+        host_secret: str | None = None,
     ) -> Engine:
         """A worker that has joined. ``connect`` replaces the way it reaches others (to inject faults)."""
         connect = connect or self.network.connect
@@ -84,6 +85,7 @@ class InProcessJob:
             worker_options(self.options.consistency, self.options, index),
             wait_timeout_s,
             transport,
+            host_secret,
         )
         engine.join()
         return engine

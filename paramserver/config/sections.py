@@ -156,6 +156,12 @@ class Cluster(Section):
         "memory, or not at all. bulk: over sockets beside gRPC, or over gRPC where their port cannot be reached. grpc: "
         "over gRPC alone, for proxies and meshes.",
     )
+    host_tier: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: where several workers run on one host and the servers on others, one of the workers pulls "
+        "the weights for all of them, in synchronous mode, if cluster.transport is auto or bulk. off: each worker "
+        "pulls by itself.",
+    )
     meeting_dir: Annotated[
         str,
         only_if(lambda path: path.startswith("/") and len(path.encode()) <= 62),
@@ -163,7 +169,7 @@ class Cluster(Section):
     ] = Field(
         default="/dev/shm",
         description="The directory in which processes of one host meet, to share memory. Containers need one in "
-        "common for it, such as a volume. Only sockets lie there.",
+        "common for it, such as a volume. Only sockets and empty files lie there.",
     )
     bulk_port: Annotated[
         int, BeforeValidator(refuse_bool), Field(ge=0, le=65535), Must("an integer from 0 to 65535")

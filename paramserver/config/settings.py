@@ -78,6 +78,11 @@ class Settings(BaseSettings):
         """Nothing is left out of contributions to versions that are multiples of this."""
         return self.training.residual_flush_every or self.checkpoint.every or DEFAULT_FLUSH_EVERY
 
+    @property
+    def shares_pulls(self) -> bool:
+        """Whether workers of one host pull once."""
+        return self.cluster.host_tier == "auto" and self.cluster.transport in ("auto", "bulk")
+
     @classmethod
     def settings_customise_sources(
         cls,

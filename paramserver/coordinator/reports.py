@@ -18,7 +18,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2
 _NAMES = 4
 _REPORTED = (
     *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned"),
-    *("transport_reason", "first_metric", "phase", "phase_s"),
+    *("transport_reason", "host_tier", "first_metric", "phase", "phase_s"),
 )
 
 

@@ -47,6 +47,7 @@ def diagnose(request: Request) -> list[Finding]:
 
     running = (sys.version_info.major, sys.version_info.minor, sys.version_info.micro)
     certs = Path(settings.security.certs) if settings.security.certs else None
+    meeting = Path(settings.cluster.meeting_dir)
     installed, needs = software.installed_version, software.requirements_of
     return run_checks(
         [
@@ -62,7 +63,7 @@ def diagnose(request: Request) -> list[Finding]:
             Check("limits", lambda: machine.check_limits(machine.read_limits())),
             Check("open files", lambda: machine.check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])),
             Check("/dev/shm", machine.check_shared_memory),
-            Check("shared memory", lambda: machine.check_meeting(Path(settings.cluster.meeting_dir))),
+            Check("shared memory", lambda: machine.check_meeting(meeting, settings.shares_pulls)),
             Check("runtime directory", machine.check_runtime_directory),
             Check("certificates", lambda: certificates.check_certificates(certs, datetime.now(UTC))),
             Check("tokens", lambda: certificates.check_tokens(settings)),

@@ -144,8 +144,11 @@ def check_shared_memory(path: Path = Path("/dev/shm"), size: int | None = None) 
     return Finding(name, Level.OK, f"{_size(size)}, writable")
 
 
-def check_meeting(folder: Path) -> Finding:
-    """Whether this process can meet others of its host in ``folder`` (cluster.meeting_dir), to share memory."""
+def check_meeting(folder: Path, host_tier: bool) -> Finding:
+    """Whether this process can meet others of its host in ``folder`` (cluster.meeting_dir), to share memory.
+
+    ``host_tier``: whether the settings let workers of one host pull once.
+    """
     try:
         Meeting(folder).close()
     except OSError as error:
@@ -153,7 +156,8 @@ def check_meeting(folder: Path) -> Finding:
             "mount a volume there that servers and workers of this host have in common, and that this user can write"
         )
         return Finding("shared memory", Level.WARN, clean(str(error)), remedy)
-    return Finding("shared memory", Level.OK, f"processes of this host can meet in {folder}")
+    pulls = "workers here pull once where servers are elsewhere" if host_tier else "each worker here pulls by itself"
+    return Finding("shared memory", Level.OK, f"processes of this host can meet in {folder}; {pulls}")
 
 
 def check_runtime_directory() -> Finding:

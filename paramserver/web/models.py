@@ -89,6 +89,9 @@ class Process(Model):
     waiting_for: str = Field(description="What it waits for, for people; empty: nothing.")
     transport: str = Field(description="How a worker talks to the servers.")
     transport_reason: str = Field(description="Why a worker shares no memory with servers; empty: it does.")
+    host_tier: str = Field(
+        description="How a worker has part in the one pull of its host; empty: it is alone there, or near the servers."
+    )
     restart_command: str = Field(description="The command that starts it again.")
     metrics_url: str = Field(description="Where it serves metrics about itself; empty: nowhere.")
     member: int = Field(description="Its number in the job; another process of the same name has another number.")

@@ -80,7 +80,7 @@ def check_report(report: coordinator_pb2.WorkerReport) -> None:
     seconds("slice_s", report.slice_s, MAX_COUNT)
     seconds("phase_s", report.phase_s, MAX_COUNT)
     del report.steps[MAX_STEPS:]
-    for name in ("state", "waiting_for", "transport", "transport_reason", "phase", "first_metric"):
+    for name in ("state", "waiting_for", "transport", "transport_reason", "host_tier", "phase", "first_metric"):
         if len(getattr(report, name)) > MAX_TEXT_CHARS:
             setattr(report, name, getattr(report, name)[:MAX_TEXT_CHARS] + " …")
     for field in ("logged_from", "logging_timeline", "logging_step"):

@@ -445,8 +445,9 @@ def test_doctor_itself_loads_no_torch(place: Place) -> None:
 
 
 def test_the_place_to_meet() -> None:
-    assert check_meeting(Path("/dev/shm")).level is Level.OK
-    missing = check_meeting(Path("/nowhere/missing"))  # short, as the path of a socket must be
+    assert "workers here pull once" in check_meeting(Path("/dev/shm"), True).value
+    assert "each worker here pulls by itself" in check_meeting(Path("/dev/shm"), False).value
+    missing = check_meeting(Path("/nowhere/missing"), True)  # short, as the path of a socket must be
     assert missing.level is Level.WARN
     assert missing.value == "/nowhere/missing cannot be used (cluster.meeting_dir): No such file or directory"
     assert "volume" in missing.remedy

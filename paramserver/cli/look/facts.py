@@ -88,12 +88,14 @@ def _shards(shards: Sequence[dict[str, Any]]) -> list[str]:
 
 def _transports(processes: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each way in which workers talk to servers, with the reason why it is not shared memory."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for process in processes:
         if process["role"] == "worker" and process["transport"] and not process["gone"]:
-            groups.setdefault((process["transport"], process["transport_reason"]), []).append(process["name"])
+            how = process["transport"], process["transport_reason"], process["host_tier"]
+            groups.setdefault(how, []).append(process["name"])
     lines = []
-    for (transport, reason), names in groups.items():
+    for (transport, reason, tier), names in groups.items():
         who = ", ".join(names) if len(names) <= _NAMED else f"{len(names)} workers"
-        lines.append(f"transport of {who}: {transport}" + (f"; no shared memory ({reason})" if reason else ""))
+        without = f"; no shared memory ({reason})" if reason else ""
+        lines.append(f"transport of {who}: {transport}{without}" + (f"; {tier}" if tier else ""))
     return lines

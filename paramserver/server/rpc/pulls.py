@@ -63,7 +63,7 @@ class Pulls:
         ahead = None
         if request.ahead:
             worker = request.worker if request.acks else None
-            ahead = Ahead(shard, pulling.ask, request.wait_s, rounding, worker)
+            ahead = Ahead(shard, pulling.ask, request.wait_s, rounding, worker, request.header_only)
             async with aclosing(ahead.frames()) as drafts:
                 async for frame in drafts:
                     self.pulled += len(frame)

@@ -24,7 +24,7 @@ class Ahead:
     """One pull. ``ask`` makes the question out of the number of the call; ``wait_s``: seconds that it may wait.
 
     ``rounding``: the form of its weights; only drafts in this form are sent. ``worker``: the number of the worker if
-    it wants acks of its contributions.
+    it wants acks of its contributions. ``bare``: it wants no chunks.
     """
 
     def __init__(
@@ -34,7 +34,9 @@ class Ahead:
         wait_s: float,
         rounding: Compressor | None = None,
         worker: int | None = None,
+        bare: bool = False,
     ) -> None:
+        self._bare = bare
         self._shard, self._ask, self._wait_s, self._worker = shard, ask, wait_s, worker
         self._rounding = shard.drafting.rounding = rounding
         # By the number of a draft, the chunks that were sent.
@@ -72,7 +74,7 @@ class Ahead:
     def _next(self) -> Frame | None:
         """A frame of the present draft that has not been sent."""
         draft = self._shard.drafting.draft
-        if draft is None or draft.rounding is not self._rounding:
+        if self._bare or draft is None or draft.rounding is not self._rounding:
             return None
         have = self._sent.setdefault(draft.number, set())
         if len(have) == len(draft.order):

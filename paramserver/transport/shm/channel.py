@@ -37,7 +37,7 @@ _STOPPED = "it stopped or closed the connection"
 _CLOSED = "this channel is closed"
 
 
-class _Line(asyncio.Protocol):
+class Line(asyncio.Protocol):
     """One end of the socket. What is sent in one turn of the loop goes out together."""
 
     def __init__(self) -> None:
@@ -120,7 +120,8 @@ class _Line(asyncio.Protocol):
             self.close()
 
 
-async def _join(line: _Line, sock: socket.socket) -> None:
+async def join(line: Line, sock: socket.socket) -> None:
+    """Have ``line`` use a connected socket, which is taken over."""
     sock.setblocking(False)
     await asyncio.get_running_loop().create_connection(lambda: line, sock=sock)
 
@@ -128,7 +129,7 @@ async def _join(line: _Line, sock: socket.socket) -> None:
 # ---- the called side
 
 
-class LocalServer(_Line):
+class LocalServer(Line):
     """Answers the calls of one process. Made by `serve`."""
 
     def __init__(self, services: Sequence[tuple[str, object]], caller: Caller, shard: int | None) -> None:
@@ -192,14 +193,14 @@ async def serve(
     ``shard``: the shard to which all these calls are addressed.
     """
     server = LocalServer(services, caller, shard)
-    await _join(server, sock)
+    await join(server, sock)
     return server
 
 
 # ---- the calling side
 
 
-class _Asking(_Line):
+class Asking(Line):
     """The calling end."""
 
     def __init__(self) -> None:
@@ -248,7 +249,7 @@ class LocalChannel:
     def __init__(self, main: Channel, sock: socket.socket) -> None:
         self._main = main
         self._sock: socket.socket | None = sock
-        self._line: _Asking | None = None
+        self._line: Asking | None = None
         self._joining: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -279,7 +280,7 @@ class LocalChannel:
         elif self._sock is not None:
             self._sock.close()
 
-    async def _present(self) -> _Asking | None:
+    async def _present(self) -> Asking | None:
         """The line. None: it could not be joined."""
         if self._line is None:
             if self._joining is None:
@@ -290,6 +291,6 @@ class LocalChannel:
     async def _join(self) -> None:
         sock, self._sock = self._sock, None
         assert sock is not None, "a socket is joined once"
-        line = _Asking()
-        await _join(line, sock)
+        line = Asking()
+        await join(line, sock)
         self._line = line

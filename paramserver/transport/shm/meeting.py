@@ -44,6 +44,11 @@ def meet_in(folder: Path) -> None:
     _Place.folder = folder
 
 
+def place() -> Path:
+    """The directory in which this process meets others."""
+    return _Place.folder
+
+
 @cache
 def host() -> str:
     """What tells this host from others: the present start of its kernel. Empty: not known."""
@@ -94,7 +99,7 @@ class Meeting:
         connection, _ = self._socket.accept()
         with connection:
             connection.setblocking(False)
-            theirs = _receive(connection, take)
+            theirs = receive(connection, take)
             socket.send_fds(connection, [_BYTE], [fd])
         return theirs
 
@@ -118,7 +123,7 @@ class Visit:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             self._socket.connect(str((folder or _Place.folder) / name))
-            _check_peer(self._socket)
+            check_peer(self._socket)
             socket.send_fds(self._socket, [_BYTE], fds)
         except BaseException:
             self._socket.close()
@@ -127,7 +132,7 @@ class Visit:
     def take(self) -> int:
         """The descriptor that the other process has left. Raises OSError if there is none. Ends the visit."""
         try:
-            return _receive(self._socket, 1)[0]
+            return receive(self._socket, 1)[0]
         finally:
             self._socket.close()
 
@@ -148,8 +153,9 @@ def sweep(folder: Path) -> None:
                         os.unlink(entry.path)
 
 
-def _receive(connection: socket.socket, count: int) -> list[int]:
-    _check_peer(connection)
+def receive(connection: socket.socket, count: int) -> list[int]:
+    """Descriptors that have come. Raises OSError if that are fewer, or from a process of another user."""
+    check_peer(connection)
     _, fds, _, _ = socket.recv_fds(connection, 1, count)
     if len(fds) < count:
         for fd in fds:
@@ -160,7 +166,7 @@ def _receive(connection: socket.socket, count: int) -> list[int]:
     return list(fds)
 
 
-def _check_peer(connection: socket.socket) -> None:
+def check_peer(connection: socket.socket) -> None:
     """Only processes of the same user share memory."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.geteuid() or uid == _anybody():

@@ -38,7 +38,7 @@ class Engine:
     """One worker of a job; each part owns what it changes, and knows only the parts above it in the list below.
 
     ``connect`` opens a channel to a server's address, ``coordinator`` is the one to the coordinator; ``background`` is
-    the loop in which the network runs. ``transport``: see `Shards`.
+    the loop in which the network runs. ``transport``, ``host_secret``: see `Shards`.
     Use: :meth:`join`, ``entry.register``, then ``loop.next_item`` and ``loop.contribute`` in turn, :meth:`close`.
     """
 
@@ -50,6 +50,7 @@ class Engine:
         options: JoinOptions,
         wait_timeout_s: float = 600.0,
         transport: str = "grpc",
+        host_secret: str | None = None,
     ) -> None:
         self.background = background
         # Parts that know of the job.
@@ -57,7 +58,7 @@ class Engine:
         self.records = Records()
         self.member = member = Member(background, coordinator, options, self._report, wait_timeout_s)
         self.modes = modes = Modes(member)
-        self.shards = shards = Shards(member, connect, transport)
+        self.shards = shards = Shards(member, connect, transport, host_secret)
         self.slices = slices = Slices(member, modes, shards)
         # Parts that act.
         self.places = places = Places()
@@ -139,6 +140,7 @@ class Engine:
         report.waiting_for = waiting_for or (links.pulls.waiting_for if links else "")
         if links is not None:
             report.transport, report.transport_reason = links.near.kind, links.near.reason
+            report.host_tier = links.host.words if links.host is not None else ""
         return report
 
     def _report(self) -> coordinator_pb2.SessionRequest:

@@ -22,10 +22,11 @@ class Shards:
     """``connect`` opens a channel to a server's address.
 
     ``transport``: "shm": share memory with all servers, "auto": with those on this host, else with none.
+    ``host_secret``: known to the workers of the job, which pull once for each host; None: each pulls by itself.
     """
 
-    def __init__(self, member: Member, connect: Connect, transport: str) -> None:
-        self.transport = transport
+    def __init__(self, member: Member, connect: Connect, transport: str, host_secret: str | None = None) -> None:
+        self.transport, self._host_secret = transport, host_secret
         self._member, self._connect = member, connect
         # Exists after a model was registered.
         self.plan: Plan
@@ -92,8 +93,10 @@ class Shards:
         member.follows(links.timeline)
         self._following = asyncio.ensure_future(Moves(member, links, self._connect, view).follow())
         # An observer needs no memory of its own.
-        transport = self.transport if session.options.role == types_pb2.ROLE_WORKER else "grpc"
-        await startup.share_memory(session, links, plan, transport)
+        worker = session.options.role == types_pb2.ROLE_WORKER
+        await startup.share_memory(session, links, plan, self.transport if worker else "grpc")
+        if worker and self._host_secret is not None:
+            links.share_pulls(self._host_secret)
         return links
 
     async def close(self) -> None:

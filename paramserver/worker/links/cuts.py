@@ -28,7 +28,7 @@ async def pull_cut(links: ShardLinks, snapshot: Snapshot) -> list[Pulled]:
     if len(links.channels) == 1:
         return await pulls.ask(Pull(Latest()))
     while True:
-        newest = await pulls.ask(Pull(Latest(), bare=True))
+        newest = await pulls.ask(Pull(Latest(), bare=True, tells=False))
         versions = [one.version for one in newest] if same(newest) else await snapshot()
         try:
             return await pulls.ask(Pull(exactly(versions)))

@@ -20,6 +20,7 @@ from paramserver.transport.base import Place
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import assignment_to_proto, put_want
 from paramserver.worker.gradients.flow_control import FlowControl
+from paramserver.worker.host.tier import HostTier
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.questions import Questions
 from paramserver.worker.links.targets import Targets
@@ -35,6 +36,9 @@ log = structlog.get_logger("paramserver.worker")
 
 # How long a server may keep a question before it says for whom it waits.
 _PARK_S = 5.0
+# How long weights that are published may take to come to this host by another worker, and how much longer for each
+# byte, which is the time on a link of 1 Mb/s. Then this worker pulls by itself.
+_BY_HOST_S, _BY_HOST_BYTE_S = 10.0, 8e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Pull:
     landing: Landing | None = None
     # Seconds that a server may keep the question.
     wait_s: float = _PARK_S
+    # The question also says what this worker computes, and asks for acknowledgements of what it pushes.
+    tells: bool = True
 
     def of(self, shard: int) -> Want:
         """What is wanted of a shard."""
@@ -80,6 +86,8 @@ class Pulls:
         self._targets, self._near, self._flow_control = targets, near, flow_control
         self._questions = questions
         self.rounding = rounding
+        # The one pull of this host; None where each worker pulls by itself.
+        self.host: HostTier | None = None
         # The server, in words, for which a pull waits just now.
         self.waiting_for = ""
         self._assignment: shard_pb2.Assignment | None = None
@@ -94,6 +102,43 @@ class Pulls:
         """The answers of all shards. Raises what a shard answers, and DeadlineError if a version does not come."""
         if isinstance(pull.want, AtClock | Joining):
             await self._questions.at_work()
+        if self.host is not None and self.host.shares and _sharable(pull):
+            return await self._by_host(pull, self.host)
+        return await self._ask_all(pull)
+
+    async def for_host(self, version: int, landing: Landing) -> list[Pulled]:
+        """``version`` or a later one, for all workers of this host. Nothing writes to ``landing`` after that."""
+        return await self._ask_all(Pull(AtLeast(version), ahead=True, landing=landing, tells=False))
+
+    async def _by_host(self, pull: Pull, host: HostTier) -> list[Pulled]:
+        """Ask the servers which version there is, and take its weights from where they lie on this host."""
+        assert isinstance(pull.want, AtLeast)
+        bare = replace(pull, bare=True, begin=False, landing=None)
+        coming = asyncio.ensure_future(host.take(pull.want.version))
+        try:
+            headers = await self._ask_all(bare)
+            while True:
+                version = headers[0].version
+                async with asyncio.timeout(_BY_HOST_S + sum(self._targets.nbytes) * _BY_HOST_BYTE_S):
+                    found = await coming
+                if found is None:
+                    break
+                if found[0] == version:
+                    return [
+                        replace(header, slot=found[1], chunks=host.chunks_in(shard, found[1]))
+                        for shard, header in enumerate(headers)
+                    ]
+                if found[0] > version:
+                    headers = await self._ask_all(replace(bare, want=AtLeast(found[0])))
+                coming = asyncio.ensure_future(host.take(headers[0].version))
+        except TimeoutError:
+            host.pause("the weights have not come to this host in time")
+        finally:
+            coming.cancel()
+        return await self._ask_all(replace(pull, want=AtLeast(version), ahead=False, begin=False, landing=None))
+
+    async def _ask_all(self, pull: Pull) -> list[Pulled]:
+        """The answers of all shards to this worker."""
         every = range(len(self._targets))
         results = await self._ask_each(every, pull)
         while isinstance(pull.want, AtLeast) and len({result.version for result in results}) > 1:
@@ -119,11 +164,18 @@ class Pulls:
     async def _ask_each(self, shards: Iterable[int], pull: Pull) -> list[Pulled]:
         begins = pull.begin and self._near.shared is None and not pull.frozen
         one = self._begin_one if begins else self._ask_one
-        return await asyncio.gather(*(one(shard, pull) for shard in shards))
+        tasks = [asyncio.ensure_future(one(shard, pull)) for shard in shards]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # or one would still write to a landing
+            raise
 
     async def published(self, version: int) -> bool:
         """Whether all shards have published ``version`` already; False if that cannot be told just now."""
-        pull = Pull(AtLeast(version), bare=True, wait_s=0.0)
+        pull = Pull(AtLeast(version), bare=True, wait_s=0.0, tells=False)
         try:
             attempts = (self._attempt(shard, pull, None, _PARK_S) for shard in range(len(self._targets)))
             return all(isinstance(answer, Pulled) for answer in await asyncio.gather(*attempts))
@@ -188,8 +240,8 @@ class Pulls:
             include_frozen=pull.frozen,
             header_only=pull.bare,
             ahead=pull.ahead,
-            acks=pull.ahead and len(targets) > 1,
-            assignment=None if pull.bare else self._assignment,
+            acks=pull.ahead and len(targets) > 1 and pull.tells,
+            assignment=self._assignment if pull.tells else None,
         )
         put_want(request, pull.of(shard))
         if self.rounding is not None:
@@ -276,3 +328,8 @@ class Pulls:
         """Break off the pulls whose caller has been given the first part."""
         for pull in list(self._begun):
             pull.cancel()
+
+
+def _sharable(pull: Pull) -> bool:
+    """Whether weights that another worker has pulled can be the answer."""
+    return isinstance(pull.want, AtLeast) and not (pull.frozen or pull.bare or pull.copied)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paramserver.transport.base import Channel
 from paramserver.worker.gradients.flow_control import FlowControl
+from paramserver.worker.host.tier import HostTier, name_of
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.pulls import Pulls
 from paramserver.worker.links.pushes import Pushes
@@ -34,6 +35,16 @@ class ShardLinks:
         self.pulls = Pulls(targets, self.near, self.questions, flow_control, rounding)
         self.pushes = Pushes(targets, self.near, flow_control)
         self.states = States(targets)
+        # The one pull of this host; None where each worker pulls by itself.
+        self.host: HostTier | None = None
+
+    def share_pulls(self, secret: str) -> None:
+        """Pull once for all workers of this host that have this secret, as far as weights come as they are."""
+        if self.near.shared is None and self.pulls.rounding is None:
+            targets = self._targets
+            name = name_of(secret, targets.job, targets.timeline, targets.plan)
+            self.host = self.pulls.host = HostTier(targets.plan, name, self.pulls.for_host)
+            targets.beside(self.host.run())
 
     async def move(self, shard: int, channel: Channel, name: str) -> None:
         """Another server, called ``name``, has this shard from now on: ``channel`` leads to it.
@@ -48,5 +59,6 @@ class ShardLinks:
     async def close(self) -> None:
         """Close the channels."""
         self.pulls.close()
+        self.host = self.pulls.host = None
         await self.near.close()
         await self._targets.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
-from paramserver.core.layout.plan import ITEMSIZE, Kind, Placement, Segment
+from paramserver.core.layout.arena import Arena, Run
+from paramserver.core.layout.plan import ITEMSIZE, Kind, Placement, Plan, Segment
 from paramserver.tensors.dtypes import tensor_from
 from paramserver.transport.shm.segments import PAGE
 from paramserver.worker.flat import FlatSpace
@@ -20,6 +22,21 @@ _REGIONS = 5
 _MOST_RUNS = 4096
 # Each search for private copies looks at one of so many parts of a region, and at no fewer bytes than that.
 _PARTS, _PART_BYTES = 8, 16 << 20
+
+
+class Source(Protocol):
+    """Memory of other processes in which versions lie: of the servers, or of the worker that pulls for its host."""
+
+    plan: Plan
+    arena: Arena
+    reading: dict[int, Slot]
+
+    def read_in_place(self) -> None:
+        """From now on the weights are read where they are, and not copied."""
+
+    def chunks_in(self, shard: int, slot: Slot) -> dict[int, memoryview]:
+        """The chunks of a shard that are trained, of the version in a slot."""
+        ...
 
 
 class _Version:
@@ -44,14 +61,18 @@ class _Version:
 class InPlace:
     """Puts versions together out of the slots of all servers, and of bytes where a server has sent some."""
 
-    def __init__(self, shared: SharedMemory) -> None:
-        """Raises OSError."""
-        self._shared, self._arena, self._plan = shared, shared.arena, shared.plan
+    def __init__(self, source: Source, former: FlatSpace | None = None) -> None:
+        """``former``: has the frozen tensors, and all shards are always in one slot. Raises OSError."""
+        self.source, self._arena, self._plan = source, source.arena, source.plan
         self._runs = self._arena.runs(self._plan, frozen=False)
         self._frozen_runs = self._arena.runs(self._plan, frozen=True)
         # None: not mapped yet.
         self._frozen: Region | None = None
-        shared.read_in_place()
+        if former is not None:
+            self._runs, self._frozen_runs = (Run(0, 0, self._arena.slot_bytes),), ()
+            self._map_frozen(())
+            self._copy_frozen(former)
+        source.read_in_place()
         self._kept: list[_Version] = []  # the one that was used last comes last
 
     @staticmethod
@@ -73,9 +94,9 @@ class InPlace:
                 self._map(version, shard, slot)
             if slot is None:
                 self._write(version.region, result)
-                self._shared.reading.pop(shard, None)
+                self.source.reading.pop(shard, None)
             else:
-                self._shared.reading[shard] = slot
+                self.source.reading[shard] = slot
         version.slots = slots
         return version.space
 
@@ -122,6 +143,13 @@ class InPlace:
                 self._frozen.lend(run.start, run.length, slot.memory.fd, run.start)
         for result in results:
             self._write(self._frozen, result, frozen=True)
+
+    def _copy_frozen(self, former: FlatSpace) -> None:
+        assert self._frozen is not None, "it was mapped"
+        for chunk in self._plan.layout.chunks:
+            if chunk.kind is Kind.FROZEN:
+                start = self._arena.start(chunk)
+                self._frozen.view[start : start + chunk.nbytes] = former.read(chunk.index)
 
     def _write(self, region: Region, result: Pulled, frozen: bool = False) -> None:
         """Write bytes that were sent into private pages of this process."""

@@ -115,6 +115,7 @@ class Weights:
         trace = self._member.trace
         began = trace.now() if trace.script else 0
         self.forget()
+        self._lend(results)
         if self.in_place is not None:
             self.space = self.in_place.install(results)
         else:
@@ -139,6 +140,20 @@ class Weights:
             trace.span("install", SCRIPT, began, version=self.version)
         reach("worker.after_pull", self.version)
 
+    def _lend(self, results: list[Pulled]) -> None:
+        """Begin or end to use the weights where the worker has them that pulls for this host."""
+        links = self._shards.links
+        if links.host is None or links.near.shared is not None or self._places.mover is not None:
+            return
+        if self.in_place is None and results[0].slot is not None:
+            self.in_place = InPlace(links.host, self.space)
+            self._landings, self._landed, self._torn = Landings(), False, False
+        elif self.in_place is not None and results[0].slot is None and not (links.host.shares and self._modes.together):
+            lent, self.space = self.space, FlatSpace(self.space.layout, self.space.device)
+            self.space.copy_of(lent)
+            self.in_place = None
+            links.host.reading.clear()
+
     def _land(self, results: list[Pulled]) -> None:
         """Have the version at hand lie where these answers were received, if that is not memory of their own."""
         landings, whole = [result.landing for result in results], all(result.rest is None for result in results)
@@ -160,7 +175,10 @@ class Weights:
         """Whether the next version may be received where the model will have it."""
         if self._places.mover is not None or self.in_place is not None or self._shards.rounding is not None:
             return False
-        return self._modes.together and self._shards.links.near.receives_in_place
+        links = self._shards.links
+        if links.host is not None and links.host.shares:
+            return False
+        return self._modes.together and links.near.receives_in_place
 
     def _bring(self, results: list[Pulled]) -> None:
         """Copy the weights to where the model is; a copy to a device may still go on when this returns."""
@@ -298,12 +316,12 @@ class Weights:
     def _at_hand(self, servers: Set[int]) -> Mapping[int, memoryview] | None:
         """All chunks of the version at hand that these servers have; None if a server has dropped them."""
         links = self._shards.links
-        shared = links.near.shared
-        if self.in_place is not None and shared is not None and servers <= shared.reading.keys():
+        source = self.in_place.source if self.in_place is not None else None
+        if source is not None and servers <= source.reading.keys():
             return {
                 index: data
                 for server in servers
-                for index, data in shared.chunks_in(server, shared.reading[server]).items()
+                for index, data in source.chunks_in(server, source.reading[server]).items()
             }
         if self._received:
             return merge(self._received)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,6 +154,7 @@ class Cluster:
         wait_timeout_s: float = 30.0,
         transport: str = "grpc",
         beside_workers: int = 0,
+        host_tier: bool = False,
         **options: Any,
     ) -> None:
         torch.set_num_threads(1)
@@ -167,6 +169,7 @@ class Cluster:
         self.engines: list[Engine] = []
         self._wait_timeout_s = wait_timeout_s
         self._transport = transport
+        self._host_secret = secrets.token_hex(8) if host_tier else None
         self._settings = {
             "consistency.mode": mode,
             "consistency.staleness": staleness,
@@ -209,7 +212,7 @@ class Cluster:
         connect = self.job.network.connect
         for faults in (plan, self.faults):
             connect = faults.wrap(connect) if faults is not None else connect  # type: ignore[assignment]
-        engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport)
+        engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport, self._host_secret)
         dotted = {key.replace("__", "."): value for key, value in settings.items()}
         return Context(
             load_settings(None, {**self._settings, **dotted}, environ={}), engine, lambda ctx: ctx.engine.close()
@@ -218,7 +221,7 @@ class Cluster:
     def client(self, index: int | None = None, plan: FaultPlan | None = None, chunk_bytes: int = 0) -> RawClient:
         """What `ps.Client` gives, for this job."""
         connect = plan.wrap(self.job.network.connect) if plan is not None else None
-        engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport)
+        engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport, self._host_secret)
         self.engines.append(engine)
         return RawClient(engine, engine.close, chunk_bytes)
 

@@ -50,10 +50,12 @@ class Cut(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Packets since the start, as the switch sees them: what a machine has sent, and what was sent on to it."""
+    """Packets and bytes since the start, as the switch sees them: sent by a machine, and sent on to it."""
 
     sent: int
     received: int
+    bytes_sent: int
+    bytes_received: int
 
 
 class Network:
@@ -156,11 +158,12 @@ class Network:
         self._in(_SWITCH, "bridge", "link", "set", "dev", machine, "state", "forwarding")
 
     def traffic(self, machine: str) -> Traffic:
-        """Packets of a machine so far."""
+        """Packets and bytes of a machine so far."""
         found = json.loads(run("ip", "-n", self.namespace(_SWITCH), "-j", "-s", "link", "show", "dev", machine))[0][
             "stats64"
         ]
-        return Traffic(found["rx"]["packets"], found["tx"]["packets"])
+        came, went = found["rx"], found["tx"]
+        return Traffic(came["packets"], went["packets"], came["bytes"], went["bytes"])
 
     def limit(self, megabits: float, queue_kilobytes: int = 512) -> None:
         """From now on every cable carries this much per second, in each direction; so much may wait at either end."""

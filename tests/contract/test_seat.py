@@ -1,0 +1,137 @@
+"""The seat of a host: one process has it, others find it, and the kernel gives it back."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from paramserver.transport.shm import seat
+from paramserver.transport.shm.segments import PAGE, Foreign, Segment
+
+NAME = seat.seat_name("secret", "job", 0)
+_TAKES = """
+import sys, time
+from pathlib import Path
+from paramserver.transport.shm import seat
+taken = seat.take(sys.argv[2], Path(sys.argv[1]))
+print("taken" if taken else "not free", flush=True)
+sys.stdin.read()
+"""
+_FORKS = _TAKES.replace("sys.stdin.read()", "import os\nif os.fork() == 0:\n    print(os.getpid(), flush=True)\n") + (
+    "time.sleep(60)\n"
+)
+
+
+@contextmanager
+def other(folder: Path, text: str = _TAKES) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which takes the seat; it is killed at the end."""
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-c", text, str(folder), NAME]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip() == "taken"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_one_has_it_and_hands_descriptors_to_those_who_come(tmp_path: Path) -> None:
+    taken = seat.take(NAME, tmp_path)
+    assert taken is not None
+    assert seat.take(NAME, tmp_path) is None
+    assert taken.welcome([]) is None
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    memory = Segment(PAGE)
+    memory.view[7] = 7
+    visitor = seat.visit(NAME, tmp_path)
+    connection = taken.welcome([memory.reading_fd])
+    assert connection is not None
+    assert select.select([visitor], [], [], 5.0)[0]
+    (fd,) = seat.handed(visitor, 1)
+    assert Foreign(fd, PAGE).view[7] == 7
+    connection.close()
+    assert visitor.recv(1) == b""
+    visitor.close()
+    taken.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_free_when_it_is_left(tmp_path: Path) -> None:
+    first = seat.take(NAME, tmp_path)
+    assert first is not None
+    first.close()
+    with pytest.raises(FileNotFoundError):
+        seat.visit(NAME, tmp_path)
+    second = seat.take(NAME, tmp_path)
+    assert second is not None
+    first.close()
+    assert seat.take(NAME, tmp_path) is None
+    second.close()
+
+
+@pytest.mark.parametrize("text", [_TAKES, _FORKS])
+def test_it_is_free_when_its_process_is_killed(tmp_path: Path, text: str) -> None:
+    """Also if a child of this process lives on, as those of a DataLoader may."""
+    with other(tmp_path, text) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline()) if text == _FORKS else 0
+        try:
+            assert seat.take(NAME, tmp_path) is None
+            visitor = seat.visit(NAME, tmp_path)
+            process.kill()
+            process.wait(10.0)
+            assert select.select([visitor], [], [], 5.0)[0]
+            visitor.close()
+            taken = seat.take(NAME, tmp_path)
+            assert taken is not None
+            taken.close()
+        finally:
+            if child:
+                os.kill(child, signal.SIGKILL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
+    with other(tmp_path) as process:
+        process.kill()
+        process.wait(10.0)
+    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "paramserver-host-else").touch()
+    taken = seat.take(seat.seat_name("secret", "another job", 0), tmp_path)
+    assert taken is not None
+    taken.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["paramserver-host-else"]
+
+
+def test_who_does_not_know_the_secret_does_not_find_it() -> None:
+    assert NAME != seat.seat_name("another secret", "job", 0) != seat.seat_name("secret", "job", 1)
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="missing"):
+        seat.take(NAME, tmp_path / "missing")
+
+
+def test_only_processes_of_the_same_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise PermissionError("the other process belongs to another user")
+
+    taken = seat.take(NAME, tmp_path)
+    assert taken is not None
+    visitor = seat.visit(NAME, tmp_path)
+    monkeypatch.setattr(seat, "check_peer", refuse)
+    assert taken.welcome([0]) is None
+    assert visitor.recv(1) == b""
+    visitor.close()
+    with pytest.raises(PermissionError):
+        seat.visit(NAME, tmp_path)
+    taken.close()
