@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -275,6 +276,16 @@ class ModelBinding:
     def backward(self) -> Backward:
         """Takes gradients up while autograd makes them."""
         return Backward({index: self.parameters[index] for index in self._trained})
+
+    def held_back(self) -> AbstractContextManager[None]:
+        """Context of a backward pass that another one follows: its gradients do not leave."""
+        backward: Backward | None = vars(self).get("backward")
+        return nullcontext() if backward is None else backward.held_back()  # None: nothing has left early so far
+
+    def has_gradients(self) -> bool:
+        """Whether some trained parameter has a gradient that is not zero."""
+        gradients = (self.parameters[index].grad for index in self._trained)
+        return any(gradient is not None and bool(torch.count_nonzero(gradient)) for gradient in gradients)
 
     def _gather_buffer(self, buffer: _Buffer, partial: PartialSum, samples: int) -> None:
         tensor = buffer.tensor
