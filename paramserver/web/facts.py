@@ -28,7 +28,7 @@ from paramserver.web.models import (
 _SAME = (
     *("job", "state", "reason", "term", "security", "steps_per_epoch", "expected_servers", "expected_workers"),
     *("losses", "checkpoint", "rollbacks", "steps_redone", "store", "store_operations", "uptime_s", "samples_per_s"),
-    "dashboard",
+    *("dashboard", "effective_batch", "lr_factor", "lr_factor_whole"),
 )
 _PROCESS = tuple(name for name in Process.model_fields if name not in ("metrics", "phases", "server"))
 

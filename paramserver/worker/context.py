@@ -125,9 +125,9 @@ class Context:
         """A seed in [0, 2**63) of the slice that this worker computes now, or (without a loader) draws a batch for now.
 
         The seed follows from ``training.seed``, the slice and ``purpose``, so it is the same on every worker that
-        computes the slice. With ``accumulate`` each batch of the slice has another one. For generators of your own: seed
-        them before each batch. Raises UserError before ``prepare``
-        of the model, and, with a loader, outside of the loop over it.
+        computes the slice. With ``accumulate`` each batch of the slice has another one. For generators of your own:
+        seed them before each batch. Raises UserError before ``prepare`` of the model, and, with a loader, outside of
+        the loop over it.
 
         >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
         >>> generator = torch.Generator()

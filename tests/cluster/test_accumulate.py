@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -223,7 +223,7 @@ def test_asynchronous_slices_are_groups_too() -> None:
 
 
 @pytest.fixture
-def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def count(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Small models leave early, too. Counts the contributions that began to, and those that were right in the end."""
     found: Counter[str] = Counter()
     begin, seal = EarlyPushes.begin, Leaving.seal

@@ -167,9 +167,11 @@ class ModelBinding:
             chunk_bytes=chunk_bytes,
         )
 
-    def groups(self) -> list[types_pb2.GroupHypers]:
-        """The hyper-parameters as they are now, by parameter group."""
+    def groups(self, lr_factor: float = 1.0) -> list[types_pb2.GroupHypers]:
+        """The hyper-parameters as they are now, by parameter group, with learning rates times ``lr_factor``."""
         hypers = self.hypers()
+        if lr_factor != 1.0:
+            hypers = [{**group, "lr": float(group["lr"]) * lr_factor} for group in hypers]  # type: ignore[arg-type]
         if hypers != self._said[0]:
             self._said = hypers, groups_to_proto(hypers)
         return self._said[1]

@@ -7,9 +7,12 @@ import torch
 
 from paramserver import errors
 from paramserver.config.sections import Training
+from paramserver.core.layout.lr_scaling import LrScaling
+from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import DataSpec, slice_samples, slice_seed
+from paramserver.v1 import types_pb2
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace import Item
@@ -39,6 +42,7 @@ class Steps:
     ) -> None:
         self._engine, self._training, self._binding, self._guard = engine, training, binding, guard
         self._passes, self._position, self._schedules, self._draws = passes, position, schedules, draws
+        self._scaling = LrScaling(training.lr_scaling, training.lr_base_slices, training.lr_warmup_steps)
         self.item: Item | None = None
         # The batch of this slice that the script has, from 0, and how many batches the slice has.
         self._number, self._of = 0, 1
@@ -83,7 +87,7 @@ class Steps:
         """Let gradients leave as the backward pass makes them, if earlier contributions show that this is possible."""
         if self._engine.sender.take_early() is not None:  # the script has not stepped on the previous slice
             self._binding.backward.end()
-        begun = self._engine.loop.begin_early(item, self._samples(item), self._binding.groups)
+        begun = self._engine.loop.begin_early(item, self._samples(item), self._groups)
         if begun is not None:
             self._binding.backward.begin(*begun)
 
@@ -157,7 +161,7 @@ class Steps:
             partial = self._engine.places.pool.take()
             binding.gather(partial, samples, unscale)
         if early is not None:
-            sender.foresight.compare(partial.used, binding.groups(), self._clip_norm, partial is early)
+            sender.foresight.compare(partial.used, self._groups(), self._clip_norm, partial is early)
         sender.foresight.learn(frozenset(partial.used if plain else ()))
         bad = None if overflow else binding.non_finite(partial)
         if overflow or bad is not None:
@@ -216,7 +220,13 @@ class Steps:
     def _hand_in(self, item: Item, partial: PartialSum) -> bool:
         self.item = None
         self._passes.steps()
-        return self._engine.loop.contribute(item, partial, self._binding.groups())
+        return self._engine.loop.contribute(item, partial, self._groups())
+
+    def _groups(self) -> list[types_pb2.GroupHypers]:
+        """The hyper-parameters for the present update."""
+        together = self._engine.modes.present.mode is Mode.SYNC
+        slices = self._engine.member.session.view.slices_per_step if together else 1
+        return self._binding.groups(self._scaling.factor(slices, self._engine.weights.version))
 
 
 def _uneven(data: DataSpec) -> str:
