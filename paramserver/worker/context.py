@@ -28,7 +28,7 @@ from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import as_numbers, check_accumulate, check_loader, check_model, check_objects
 from paramserver.worker.script.guard import Guard
-from paramserver.worker.script.loaded import load
+from paramserver.worker.script.loaded import load, parts_of, read_weights
 from paramserver.worker.script.loader import SliceLoader, describe_loader
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.script.position import Position
@@ -369,14 +369,47 @@ class Context:
             raise errors.UserError("there is a push hook already: register one, once")
         outgoing.use(of_script(state, hook, self._binding.parameters))
 
-    # ---- loading
+    # ---- saving and loading
 
-    def load(self, *, model: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and buffers (``"model"``) and the optimizer's state (``"optimizer"``), as plain torch has them.
+
+        Copies in main memory, of the version of the weights at hand, read from the servers: the same on all workers at
+        the same version, whatever this worker has computed since. Any worker may call it alone, at any time. In
+        asynchronous mode each server gives its present state of the optimizer. Raises UserError before ``prepare`` of
+        the model.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> torch.save(ctx.state_dict(), "all.pt")
+        >>> saved = torch.load("all.pt")
+        >>> plain = torch.nn.Linear(4, 1)
+        >>> plain.load_state_dict(saved["model"])
+        <All keys matched successfully>
+        >>> torch.optim.SGD(plain.parameters(), lr=0.1).load_state_dict(saved["optimizer"])
+        """
+        if self._model is None or self._binding is None or self._optimizer is None:
+            raise errors.UserError("ctx.state_dict belongs after ctx.prepare of the model")
+        # First, since it may take in a newer version.
+        optimizer = self._optimizer.state_dict()
+        return {
+            "model": read_weights(self._binding, self._model, self.engine.reading.weights_now()),
+            "optimizer": optimizer,
+        }
+
+    def load(
+        self,
+        state: Mapping[str, Any] | None = None,
+        /,
+        *,
+        model: Mapping[str, Any] | None = None,
+        optimizer: Mapping[str, Any] | None = None,
+    ) -> None:
         """Go on from these weights and buffers, this optimizer state, or both; all workers call it, with the same.
 
-        ``model``: all of a ``model.state_dict()``. ``optimizer``: a ``state_dict()`` of torch's optimizer or of the one
-        that ``prepare`` returned. Before the first epoch its hyper-parameters are taken over, later they must be the
-        present ones; where a scheduler was prepared, they are as that has set them.
+        ``state``: both as :meth:`state_dict` gives them. ``model``: all of a ``model.state_dict()``. ``optimizer``: a
+        ``state_dict()`` of torch's optimizer or of the one that ``prepare`` returned. Before the first epoch its
+        hyper-parameters are taken over, later they must be the present ones; where a scheduler was prepared, they are
+        as that has set them.
         The version, the position in the data and the schedule stay as they are. Call it after ``prepare`` of the model,
         between two optimizer steps, at the same place of the script in every worker, best between two epochs. It
         returns when the servers have it. A worker whose script comes to it later, or once more after the job was
@@ -385,6 +418,7 @@ class Context:
         >>> model, optimizer = ctx.prepare(model, optimizer)
         >>> saved = torch.load("at.pt")
         >>> ctx.load(model=saved["model"], optimizer=saved["optimizer"])
+        >>> ctx.load(ctx.state_dict())
 
         Raises UserError in the wrong place, ModelError (a ValueError) for what does not fit the model, and where
         workers do not agree.
@@ -394,8 +428,7 @@ class Context:
             raise errors.UserError("ctx.load belongs after ctx.prepare of the model; before it, load into the model")
         if self._closed:
             raise errors.UserError("this worker has left the job: call ctx.load before ctx.close()")
-        if model is None and optimizer is None:
-            raise errors.UserError("ctx.load was given nothing: give it model=..., optimizer=..., or both")
+        model, optimizer = parts_of(state, model, optimizer)
         if self._passes.in_loop and self.steps is not None and self.steps.item is not None:
             raise errors.UserError(
                 "ctx.load belongs between two steps: call it after optimizer.step(), or outside of the loop"

@@ -58,7 +58,8 @@ class Accumulating:
             for x, y in loader:
                 due = ctx.step_due
                 with nullcontext() if due else ctx.no_sync():
-                    (F.cross_entropy(model(x), y) / k).backward()
+                    loss: Any = F.cross_entropy(model(x), y) / k
+                    loss.backward()
                 batches += 1
                 if self.each is not None:
                     self.each(ctx, batches)
@@ -307,7 +308,8 @@ def test_without_a_loader_a_step_takes_the_gradients_of_all_backward_passes_befo
         for _ in range(5):
             for micro in range(4):
                 model.require_backward_grad_sync = micro == 3
-                (F.cross_entropy(model(x[micro::4]), y[micro::4]) / 4).backward()
+                loss: Any = F.cross_entropy(model(x[micro::4]), y[micro::4]) / 4
+                loss.backward()
             ready()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

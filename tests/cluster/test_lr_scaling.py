@@ -80,7 +80,8 @@ def test_asynchronous_updates_have_one_slice() -> None:
 
 
 def test_the_status_shows_the_effective_batch_and_the_factor() -> None:
-    scaling, seen = LrScaling("linear", warmup_steps=8), []
+    scaling = LrScaling("linear", warmup_steps=8)
+    seen: list[tuple[int, float, float]] = []
 
     def look(ctx: Context, slices: int) -> None:
         if ctx.rank == 0:
