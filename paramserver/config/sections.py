@@ -216,6 +216,17 @@ class Training(Section):
     slices_per_step: Count = Field(
         default=0, description="sync only: slices in a step. 0: as many as workers at the start."
     )
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        default="none",
+        description="Multiply the script's learning rates by slices_per_step / lr_base_slices (linear), or by its "
+        "square root (sqrt). In asynchronous mode an update has one slice.",
+    )
+    lr_base_slices: Annotated[
+        int, BeforeValidator(refuse_bool), Field(ge=1, lt=2**32), Must("an integer of 1 or more")
+    ] = Field(default=1, description="lr_scaling only: the slices in a step that the script's learning rates are for.")
+    lr_warmup_steps: Count = Field(
+        default=0, description="lr_scaling only: in so many steps the factor rises evenly from 1 to its whole."
+    )
     chunk_bytes: Annotated[
         int,
         BeforeValidator(refuse_bool),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paramserver.checkpoint.owner import Holding
+from paramserver.core.layout.lr_scaling import LrScaling
 from paramserver.core.versions.consistency import Consistency
 
 
@@ -73,6 +74,7 @@ class JobOptions:
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
     # A slice at which each worker dies ends the job ("fail") or counts without its samples ("skip").
     poison: str = "fail"
+    lr_scaling: LrScaling = field(default_factory=LrScaling)
     # Whether workers keep what compression leaves out, so that a part of it is lost with each worker that leaves.
     residuals: bool = False
 

@@ -159,7 +159,10 @@ def resumed(settings: Settings) -> Mapping[str, Any]:
     _check_newest(settings.checkpoint.resume, saved)
     where = position_of(saved)
     consistency = consistency_from_proto(where.view.consistency)
-    fixed = ("training.seed", "training.chunk_bytes", "training.threads_per_worker")
+    fixed = (
+        *("training.seed", "training.chunk_bytes", "training.threads_per_worker"),
+        *("training.lr_scaling", "training.lr_base_slices", "training.lr_warmup_steps"),
+    )
     must: dict[str, Any] = {key: where.settings[key] for key in fixed if key in where.settings}
     must["consistency.mode"] = consistency.mode.value
     must["training.slices_per_step"] = where.view.slices_per_step

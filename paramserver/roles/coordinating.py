@@ -21,6 +21,7 @@ from paramserver.coordinator.leadership.takeover import take_over, unfinished
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.life import Ends, Phase
+from paramserver.core.layout.lr_scaling import LrScaling
 from paramserver.membership.settings import consistency_of, shared
 from paramserver.records.opening import open_records
 from paramserver.records.writing import Writing
@@ -298,6 +299,7 @@ class Coordinating:
             checkpoints=checkpoint_options(self._settings, holding),
             residuals=training.push_compression in FEEDBACK,
             poison=training.poison,
+            lr_scaling=LrScaling(training.lr_scaling, training.lr_base_slices, training.lr_warmup_steps),
             launched=not self._options.gather,
             security="tls" if self._security.tls else "insecure" if self._security.insecure else "plain",
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from paramserver.core.blame.spent import LOSSES, PHASES
 from paramserver.core.job.status import State
+from paramserver.core.work.slices import DataSpec
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.web.models import (
     Backup,
@@ -27,7 +28,7 @@ from paramserver.web.models import (
 _SAME = (
     *("job", "state", "reason", "term", "security", "steps_per_epoch", "expected_servers", "expected_workers"),
     *("losses", "checkpoint", "rollbacks", "steps_redone", "store", "store_operations", "uptime_s", "samples_per_s"),
-    "dashboard",
+    *("dashboard", "effective_batch", "lr_factor", "lr_factor_whole"),
 )
 _PROCESS = tuple(name for name in Process.model_fields if name not in ("metrics", "phases", "server"))
 
@@ -90,7 +91,8 @@ def progress_of(status: coordinator_pb2.StatusResponse) -> tuple[int, int]:
     data = status.data
     if not epochs or not data.slice_size:
         return 0, 0
-    slices = data.samples // data.slice_size if data.drop_last else -(-data.samples // data.slice_size)
+    of = DataSpec(data.samples, data.slice_size, data.drop_last, data.shuffle, data.batches or 1, data.slices_per_step)
+    slices = of.slices_per_epoch
     counted = max((p.server.applied for p in status.processes if p.role == "server"), default=0)
     return min(counted, slices * epochs), slices * epochs
 

@@ -148,6 +148,9 @@ class Status(Model):
     timeline: int
     slices_per_step: int
     steps_per_epoch: int
+    effective_batch: int = Field(description="Samples in an update, if its slices are full; 0: not known.")
+    lr_factor: float = Field(description="What training.lr_scaling multiplies learning rates by now.")
+    lr_factor_whole: float = Field(description="The same after the warm-up.")
     expected_servers: int
     expected_workers: int
     troubles: dict[str, str] = Field(description="What is wrong now and may pass, in sentences.")

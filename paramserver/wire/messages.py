@@ -205,7 +205,12 @@ def assignment_to_proto(assignment: Assignment) -> shard_pb2.Assignment:
 def data_to_proto(data: DataSpec) -> types_pb2.DataSpec:
     """As a message."""
     return types_pb2.DataSpec(
-        samples=data.samples, slice_size=data.slice_size, drop_last=data.drop_last, shuffle=data.shuffle
+        samples=data.samples,
+        slice_size=data.slice_size,
+        drop_last=data.drop_last,
+        shuffle=data.shuffle,
+        batches=data.batches,
+        slices_per_step=data.slices_per_step,
     )
 
 
@@ -213,8 +218,10 @@ def data_from_proto(message: types_pb2.DataSpec) -> DataSpec:
     """From a message; raises DataError for data that makes no slice, ProtocolError for more than there can be."""
     samples = counting("the number of samples", message.samples)
     size = counting("the size of a slice", message.slice_size)
+    batches = counting("the batches of a slice", message.batches) or 1
+    slices = counting("the slices of a step", message.slices_per_step)
     try:
-        return DataSpec(samples, size, message.drop_last, message.shuffle)
+        return DataSpec(samples, size, message.drop_last, message.shuffle, batches, slices)
     except ValueError as error:
         raise DataError(str(error)) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import structlog
@@ -19,15 +20,15 @@ from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
-from paramserver.core.work.slices import main_place, slice_seed
+from paramserver.core.work.slices import main_place
 from paramserver.worker.chosen import device_of, wire_of
 from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
-from paramserver.worker.script.given import as_numbers, check_loader, check_model, check_objects
+from paramserver.worker.script.given import as_numbers, check_accumulate, check_loader, check_model, check_objects
 from paramserver.worker.script.guard import Guard
-from paramserver.worker.script.loaded import load
+from paramserver.worker.script.loaded import load, parts_of, read_weights
 from paramserver.worker.script.loader import SliceLoader, describe_loader
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.script.position import Position
@@ -124,8 +125,9 @@ class Context:
         """A seed in [0, 2**63) of the slice that this worker computes now, or (without a loader) draws a batch for now.
 
         The seed follows from ``training.seed``, the slice and ``purpose``, so it is the same on every worker that
-        computes the slice. For generators of your own: seed them before each batch. Raises UserError before ``prepare``
-        of the model, and, with a loader, outside of the loop over it.
+        computes the slice. With ``accumulate`` each batch of the slice has another one. For generators of your own:
+        seed them before each batch. Raises UserError before ``prepare`` of the model, and, with a loader, outside of
+        the loop over it.
 
         >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
         >>> generator = torch.Generator()
@@ -138,10 +140,9 @@ class Context:
             raise errors.UserError("ctx.slice_seed belongs after ctx.prepare of the model")
         if self._loader is None:
             return self._draws.seed(purpose)
-        item = self.steps.item
-        if item is None:
+        if self.steps.item is None:
             raise errors.UserError("ctx.slice_seed belongs into the loop over the prepared loader, before the step")
-        return slice_seed(self.seed, item.epoch, item.index, purpose)
+        return self.steps.seed(purpose)
 
     @property
     def closed(self) -> bool:
@@ -155,13 +156,16 @@ class Context:
 
     # ---- prepare
 
-    def prepare(self, *objects: Any) -> Any:
+    def prepare(self, *objects: Any, accumulate: int = 1) -> Any:
         """Replace a model, its optimizer, a DataLoader, a scheduler by ones that train on the cluster.
 
         Takes them in any order and returns them in the same order: one object as it is, several as a tuple. The model
         keeps its class. It is moved to :attr:`device`, and its weights become those of version 0, or of the job's
         present version. Model and optimizer must be given together, in one call. Loader and scheduler may come before
         or later. Returns when the weights are there, which may take as long as the other members need to come.
+
+        ``accumulate``: goes with the loader. The script adds up the gradients of so many batches before each
+        ``optimizer.step()``, see :attr:`step_due`. Such a group of batches is a slice: one worker computes all of it.
 
         Raises ModelError or DataError (both are ValueErrors) for what cannot be trained, UserError for other objects,
         DeadlineError if the others do not come in time.
@@ -171,6 +175,7 @@ class Context:
         4
         """
         check_objects(objects)
+        check_accumulate(accumulate, objects)
         model = next((o for o in objects if isinstance(o, nn.Module)), None)
         optimizer = next((o for o in objects if isinstance(o, torch.optim.Optimizer)), None)
         if (model is None) != (optimizer is None):
@@ -185,18 +190,18 @@ class Context:
         self._schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizer, self._optimizer)
         if model is not None and optimizer is not None:
             self._prepare_model(model, optimizer)
-        return_values = [self._prepare_one(o) for o in objects]
+        return_values = [self._prepare_one(o, accumulate) for o in objects]
         if model is not None and self._loader is None:
             self._draws.first()
         return return_values[0] if len(return_values) == 1 else tuple(return_values)
 
-    def _prepare_one(self, thing: Any) -> Any:
+    def _prepare_one(self, thing: Any, accumulate: int) -> Any:
         if isinstance(thing, nn.Module):
             return thing
         if isinstance(thing, torch.optim.Optimizer):
             return self._optimizer
         if isinstance(thing, DataLoader):
-            return self._prepare_loader(thing)
+            return self._prepare_loader(thing, accumulate)
         assert isinstance(thing, LRScheduler)
         return self._schedules.prepare(thing)
 
@@ -233,24 +238,24 @@ class Context:
         self._optimizer = ServerOptimizer(optimizer, steps.step, fetch)
         self.engine.weights.listen(Reads(binding.parameters))
 
-    def _prepare_loader(self, loader: DataLoader[Any]) -> SliceLoader:
+    def _prepare_loader(self, loader: DataLoader[Any], accumulate: int) -> SliceLoader:
         if self._loader is not None:
             raise errors.DataError("ctx.prepare has a training loader already; use others as they are")
         check_loader(loader)
-        data = describe_loader(loader)
+        data = describe_loader(loader, accumulate, self.engine.member.session.view.slices_per_step)
         self._draws.loader_comes()
-        if data.samples < data.slice_size:
+        if data.samples < data.batch_size:
             log.warning(
-                f"the data set has {data.samples} samples, fewer than the batch size of {data.slice_size}: "
+                f"the data set has {data.samples} samples, fewer than the batch size of {data.batch_size}: "
                 "every epoch is a single short slice, computed by one worker at a time"
             )
         self.engine.slices.register(data)
         self._position.loader_comes(data)
 
-        def steps() -> int:
-            return self._position.per_epoch
+        def length() -> int:
+            return self._position.batches_per_epoch
 
-        self._loader = SliceLoader(loader, data, self.settings.training.seed, self.device, self._loop, steps)
+        self._loader = SliceLoader(loader, data, self.settings.training.seed, self.device, self._loop, length)
         return self._loader
 
     # ---- the loop
@@ -278,6 +283,43 @@ class Context:
         finally:
             self._passes.leave()
         self._passes.plan_ended(count)
+
+    @property
+    def step_due(self) -> bool:
+        """Whether ``optimizer.step()`` belongs after the batch at hand: it is the last one of its slice.
+
+        Always true without ``accumulate`` in the loop. A slice has ``accumulate`` batches, and fewer in the last step
+        of an epoch if its batches do not come out even.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader, accumulate=2)
+        >>> for x, y in loader:
+        ...     (F.mse_loss(model(x), y) / 2).backward()
+        ...     if ctx.step_due:
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> ctx.version
+        2
+        """
+        return self.steps is not None and self.steps.due
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Context for backward passes that are not the last one before ``optimizer.step()``, as DDP's ``no_sync``.
+
+        No gradient leaves before ``optimizer.step()`` is certain to come. With ``accumulate`` this is known without
+        ``no_sync``, which then changes nothing. With several backward passes of one batch it saves a worker from
+        sending gradients that change. Raises UserError before ``prepare`` of the model.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> for x, y in loader:
+        ...     with ctx.no_sync():
+        ...         F.mse_loss(model(x), y).backward()
+        ...     F.l1_loss(model(x), y).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        """
+        if self._binding is None:
+            raise errors.UserError("ctx.no_sync belongs after ctx.prepare of the model")
+        return self._binding.held_back()
 
     def clip_grad_norm(self, max_norm: float) -> None:
         """Clip this step's gradient to a global 2-norm; call it after ``backward`` and before ``optimizer.step``.
@@ -327,14 +369,47 @@ class Context:
             raise errors.UserError("there is a push hook already: register one, once")
         outgoing.use(of_script(state, hook, self._binding.parameters))
 
-    # ---- loading
+    # ---- saving and loading
 
-    def load(self, *, model: Mapping[str, Any] | None = None, optimizer: Mapping[str, Any] | None = None) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and buffers (``"model"``) and the optimizer's state (``"optimizer"``), as plain torch has them.
+
+        Copies in main memory, of the version of the weights at hand, read from the servers: the same on all workers at
+        the same version, whatever this worker has computed since. Any worker may call it alone, at any time. In
+        asynchronous mode each server gives its present state of the optimizer. Raises UserError before ``prepare`` of
+        the model.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> torch.save(ctx.state_dict(), "all.pt")
+        >>> saved = torch.load("all.pt")
+        >>> plain = torch.nn.Linear(4, 1)
+        >>> plain.load_state_dict(saved["model"])
+        <All keys matched successfully>
+        >>> torch.optim.SGD(plain.parameters(), lr=0.1).load_state_dict(saved["optimizer"])
+        """
+        if self._model is None or self._binding is None or self._optimizer is None:
+            raise errors.UserError("ctx.state_dict belongs after ctx.prepare of the model")
+        # First, since it may take in a newer version.
+        optimizer = self._optimizer.state_dict()
+        return {
+            "model": read_weights(self._binding, self._model, self.engine.reading.weights_now()),
+            "optimizer": optimizer,
+        }
+
+    def load(
+        self,
+        state: Mapping[str, Any] | None = None,
+        /,
+        *,
+        model: Mapping[str, Any] | None = None,
+        optimizer: Mapping[str, Any] | None = None,
+    ) -> None:
         """Go on from these weights and buffers, this optimizer state, or both; all workers call it, with the same.
 
-        ``model``: all of a ``model.state_dict()``. ``optimizer``: a ``state_dict()`` of torch's optimizer or of the one
-        that ``prepare`` returned. Before the first epoch its hyper-parameters are taken over, later they must be the
-        present ones; where a scheduler was prepared, they are as that has set them.
+        ``state``: both as :meth:`state_dict` gives them. ``model``: all of a ``model.state_dict()``. ``optimizer``: a
+        ``state_dict()`` of torch's optimizer or of the one that ``prepare`` returned. Before the first epoch its
+        hyper-parameters are taken over, later they must be the present ones; where a scheduler was prepared, they are
+        as that has set them.
         The version, the position in the data and the schedule stay as they are. Call it after ``prepare`` of the model,
         between two optimizer steps, at the same place of the script in every worker, best between two epochs. It
         returns when the servers have it. A worker whose script comes to it later, or once more after the job was
@@ -343,6 +418,7 @@ class Context:
         >>> model, optimizer = ctx.prepare(model, optimizer)
         >>> saved = torch.load("at.pt")
         >>> ctx.load(model=saved["model"], optimizer=saved["optimizer"])
+        >>> ctx.load(ctx.state_dict())
 
         Raises UserError in the wrong place, ModelError (a ValueError) for what does not fit the model, and where
         workers do not agree.
@@ -352,8 +428,7 @@ class Context:
             raise errors.UserError("ctx.load belongs after ctx.prepare of the model; before it, load into the model")
         if self._closed:
             raise errors.UserError("this worker has left the job: call ctx.load before ctx.close()")
-        if model is None and optimizer is None:
-            raise errors.UserError("ctx.load was given nothing: give it model=..., optimizer=..., or both")
+        model, optimizer = parts_of(state, model, optimizer)
         if self._passes.in_loop and self.steps is not None and self.steps.item is not None:
             raise errors.UserError(
                 "ctx.load belongs between two steps: call it after optimizer.step(), or outside of the loop"

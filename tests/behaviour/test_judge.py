@@ -15,7 +15,7 @@ from tests.support.behaviour.played import Played
 
 WEIGHTS = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
 FOUND = {"seen": [1.0, 0.5], "model": WEIGHTS}
-REFUSED, EITHER = "data=IterableDataset", "body=gradient accumulation"
+REFUSED, EITHER = "data=IterableDataset", "body=no step on some batches"
 
 
 def ended(error: BaseException | None = None, code: int = 0, **more: Any) -> Played:

@@ -53,7 +53,10 @@ class Position:
         self.feeds += 1
         return (item(index) for index in self._own if index not in self.skipped)
 
-    def begin(self, item: Item) -> None:
+    def begin(self, item: Item, number: int, of: int) -> None:
+        pass
+
+    def go_on(self) -> None:
         pass
 
     def end(self, item: Item) -> None:

@@ -18,6 +18,7 @@ from paramserver.core.work.slices import (
     SyncSchedule,
     assign,
     main_place,
+    slice_batches,
     slice_indices,
     slice_samples,
     slice_seed,
@@ -323,3 +324,41 @@ def test_who_has_no_slices_and_who_is_the_main_one(slices: int, workers: int) ->
     idle = without_slices(slices, workers)
     assert len(idle) == max(0, workers - slices)
     assert main_place(slices, workers) == next((p for p in range(workers) if p not in idle), 0)
+
+
+# ---- slices of several batches
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("samples", [1, 3, 5, 24, 25, 47, 48, 49, 59, 60, 71, 97])
+@pytest.mark.parametrize(("batches", "per_step"), [(4, 2), (2, 4), (3, 1), (2, 3)])
+def test_every_sample_is_in_one_batch_of_one_slice(samples: int, batches: int, per_step: int, drop_last: bool) -> None:
+    size = 3
+    if drop_last and samples < size:
+        with pytest.raises(ValueError, match="makes no slice of 3"):
+            DataSpec(samples, size * batches, drop_last, True, batches, per_step)
+        return
+    data = DataSpec(samples, size * batches, drop_last, True, batches, per_step)
+    found = [slice_indices(data, 1, 2, index) for index in range(data.slices_per_epoch)]
+    counted = samples - samples % size if drop_last else samples
+    assert data.samples_per_epoch == counted
+    assert sorted(sample for one in found for sample in one) == sorted(
+        slice_indices(DataSpec(samples, samples), 1, 2, 0)[:counted]
+    )
+    of = [slice_batches(data, index) for index in range(data.slices_per_epoch)]
+    assert of == [-(-len(one) // size) for one in found]
+    assert sum(of) == data.batches_per_epoch == -(-counted // size)
+    assert all(0 < one <= batches for one in of)
+    assert data.even == (set(of) == {batches})
+    steps = SyncSchedule(data.slices_per_epoch, per_step).steps_per_epoch
+    assert steps == -(-data.batches_per_epoch // (batches * per_step)), "as many as DDP makes"
+    # All slices of the last step have as many batches, except that the last ones may have fewer, or be missing.
+    last = of[(steps - 1) * per_step :]
+    assert len(set(last[:-1])) <= 1
+    assert of[: (steps - 1) * per_step] == [batches] * ((steps - 1) * per_step)
+
+
+def test_batches_that_contradict_the_slice_are_refused() -> None:
+    for size, batches, per_step in ((6, 4, 2), (6, 0, 2), (6, 2, 0), (6, 1, -1)):
+        with pytest.raises(ValueError, match="batches"):
+            DataSpec(100, size, False, True, batches, per_step)

@@ -291,15 +291,14 @@ def epochs(place: Place, manifest: Manifest) -> float | None:
     """How many epochs have been trained, the part of the present one included; None if the manifest does not tell."""
     from google.protobuf import json_format
 
-    from paramserver.core.work.slices import DataSpec
     from paramserver.errors import ParamServerError
     from paramserver.v1 import coordinator_pb2, types_pb2
-    from paramserver.wire.messages import schedule_from_proto
+    from paramserver.wire.messages import data_from_proto, schedule_from_proto
 
     record = coordinator_pb2.JobRecord()
     try:
         json_format.ParseDict(manifest.position, record, ignore_unknown_fields=True)
-        slices = DataSpec(record.data.samples, record.data.slice_size, record.data.drop_last).slices_per_epoch
+        slices = data_from_proto(record.data).slices_per_epoch
         if not slices:
             return None
         if record.view.consistency.mode == types_pb2.MODE_ASYNC:

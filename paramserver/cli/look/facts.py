@@ -57,6 +57,8 @@ def render(facts: dict[str, Any], cut: bool = False) -> RenderableType:
     lines += [Text(line) for line in [*_shards(facts.get("shards", ())), *_transports(facts["processes"])]]
     if facts["lost"]:
         lines.append(Text(f"lost: {', '.join(facts['lost'])}"))
+    if batch := _batch(facts):
+        lines.append(Text(batch))
     if facts["losses"] > len(facts["lost"]):
         lines.append(Text(f"lost and replaced so far: {facts['losses'] - len(facts['lost'])}"))
     if facts.get("takeovers"):
@@ -66,6 +68,16 @@ def render(facts: dict[str, Any], cut: bool = False) -> RenderableType:
     if facts["rollbacks"]:
         lines.append(Text(f"went back {facts['rollbacks']} times; {facts['steps_redone']} steps were done again"))
     return Group(*lines)
+
+
+def _batch(facts: dict[str, Any]) -> str:
+    """The samples in an update, and what learning rates are multiplied by; empty: not known."""
+    now, whole = facts["lr_factor"], facts["lr_factor_whole"]
+    said = [f"effective batch: {facts['effective_batch']} samples"] if facts["effective_batch"] else []
+    if now not in (0.0, 1.0) or whole not in (0.0, 1.0):
+        rest = "" if now == whole else f", {whole:g} after the warm-up"
+        said.append(f"learning rates times {now:g}{rest}")
+    return "; ".join(said)
 
 
 def _shards(shards: Sequence[dict[str, Any]]) -> list[str]:

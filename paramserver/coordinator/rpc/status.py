@@ -9,6 +9,7 @@ from paramserver.coordinator.job import Job
 from paramserver.coordinator.rpc.copies import heirs, shard_statuses, unprotected
 from paramserver.core.job.membership import Member, Presence, Role
 from paramserver.core.job.status import JobFacts, MemberFacts, again, job_status, member_status
+from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import data_to_proto
 
@@ -70,6 +71,10 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         shown = {gone.name: _departed(job, gone) for gone in job.reports.departed() if gone.role == role.value}
         shown |= {member.name: _process(job, member, facts) for member in job.members.of(role)}
         response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
+    slices = job.options.step_slices if job.consistency.mode is Mode.SYNC else 1
+    scaling, version = job.options.lr_scaling, max((process.version for process in response.processes), default=0)
+    response.effective_batch = slices * data.slice_size if data else 0
+    response.lr_factor, response.lr_factor_whole = scaling.factor(slices, version), scaling.whole(slices)
     response.samples_per_s = job.reports.samples_per_s()
     if request.report:
         response.history.CopyFrom(job.course.tell(request.since_s))

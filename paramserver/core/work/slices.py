@@ -24,43 +24,85 @@ _ROUNDS, _ROUNDS_IF_SMALL, _SMALL = 6, 12, 4096
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """The training data as slices see it: ``samples`` samples, ``slice_size`` in a slice.
+    """The training data as slices see it: ``samples`` samples, ``slice_size`` in a slice, in ``batches`` batches.
 
+    ``batches`` above 1: the script adds up the gradients of a slice's batches and steps once. All batches that are left
+    in the last step of an epoch are then shared out evenly to ``slices_per_step`` slices, which have fewer batches.
     ``slice_size`` 0 means that there is no data set: slices are only names, and epoch 0 never ends. Raises ValueError
-    for negative numbers, and if an epoch would have no slice at all.
+    for negative numbers, numbers that contradict each other, and if an epoch would have no slice at all.
     """
 
     samples: int
     slice_size: int
     drop_last: bool = False
     shuffle: bool = True
+    batches: int = 1
+    slices_per_step: int = 0
 
     def __post_init__(self) -> None:
         if self.samples < 0 or self.slice_size < 0:
             raise ValueError(f"samples ({self.samples}) and slice_size ({self.slice_size}) must be 0 or more")
+        if self.batches < 1 or self.slice_size % self.batches:
+            raise ValueError(f"a slice of {self.slice_size} samples cannot have {self.batches} equal batches")
+        if self.slices_per_step < (1 if self.batches > 1 else 0):
+            raise ValueError(f"slices of several batches need slices_per_step, not {self.slices_per_step}")
         if self.slice_size and not self.slices_per_epoch:
             raise ValueError(
-                f"the data set has {self.samples} samples, which makes no slice of {self.slice_size}: use more data, "
+                f"the data set has {self.samples} samples, which makes no slice of {self.batch_size}: use more data, "
                 "or a smaller batch size, or drop_last=False"
             )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch. The last batch of an epoch may be short, unless drop_last."""
+        return self.slice_size // self.batches
 
     @property
     def slices_per_epoch(self) -> int:
         """Slices in an epoch; the last one may be short, unless drop_last. 0: no data set."""
         if not self.slice_size:
             return 0
-        return self.samples // self.slice_size if self.drop_last else -(-self.samples // self.slice_size)
+        full, rest, size = self._cut
+        return full + (-(-rest // size) if rest else 0)
 
     @property
     def samples_per_epoch(self) -> int:
         """Samples in all slices of an epoch."""
-        return self.slices_per_epoch * self.slice_size if self.drop_last else self.samples
+        if not self.drop_last or not self.slice_size:
+            return self.samples
+        return self.samples // self.batch_size * self.batch_size
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches in all slices of an epoch; 0 without a data set."""
+        return -(-self.samples_per_epoch // self.batch_size) if self.slice_size else 0
+
+    @property
+    def even(self) -> bool:
+        """Whether every slice has as many batches as every other one."""
+        return self.batches_per_epoch == self.slices_per_epoch * self.batches
+
+    @property
+    def _cut(self) -> tuple[int, int, int]:
+        """Of an epoch: full slices at its beginning, samples after them, and how many of these a slice takes."""
+        samples = self.samples_per_epoch
+        if self.batches == 1:
+            full, rest = divmod(samples, self.slice_size)
+            return full, rest, self.slice_size
+        steps, rest = divmod(samples, self.slices_per_step * self.slice_size)
+        batches = -(-rest // self.batch_size)
+        return steps * self.slices_per_step, rest, -(-batches // self.slices_per_step) * self.batch_size
 
 
 def slice_samples(data: DataSpec, index: int) -> int:
     """How many samples slice ``index`` of an epoch has; 0 without a data set. Raises ValueError for other indices."""
     start, stop = _stretch(data, index)
     return stop - start
+
+
+def slice_batches(data: DataSpec, index: int) -> int:
+    """How many batches slice ``index`` of an epoch has; 1 without a data set. Raises ValueError for other indices."""
+    return -(-slice_samples(data, index) // data.batch_size) if data.slice_size else 1
 
 
 def slice_indices(data: DataSpec, seed: int, epoch: int, index: int) -> list[int]:
@@ -86,8 +128,11 @@ def _stretch(data: DataSpec, index: int) -> Range:
         return 0, 0
     if not 0 <= index < data.slices_per_epoch:
         raise ValueError(f"there is no slice {index}: an epoch has slices 0 to {data.slices_per_epoch - 1}")
-    start = index * data.slice_size
-    return start, min(start + data.slice_size, data.samples)
+    full, _, size = data._cut
+    if index < full:
+        return index * data.slice_size, (index + 1) * data.slice_size
+    start = full * data.slice_size + (index - full) * size
+    return start, min(start + size, data.samples_per_epoch)
 
 
 def _key(seed: int, epoch: int, index: int, purpose: str, length: int) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ class Backward:
         self._partial: PartialSum | None = None
         self._leaving: Leaving | None = None
         self._again = False
+        # The present backward pass is not the last one: see `Context.no_sync`.
+        self._held_back = False
         for index, parameter in parameters.items():
             if not parameter.requires_grad:  # a later gradient counts as a change by the script
                 continue
@@ -35,6 +38,15 @@ class Backward:
     def begin(self, partial: PartialSum, leaving: Leaving) -> None:
         """From now on gradients go into ``partial``, and ``leaving`` hears of each gradient."""
         self._partial, self._leaving, self._again = partial, leaving, False
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Context of a backward pass that another one follows: its gradients are not taken up."""
+        former, self._held_back = self._held_back, True
+        try:
+            yield
+        finally:
+            self._held_back = former
 
     def end(self) -> bool:
         """The script has finished its gradients. True if they are, bit for bit, those that were taken up."""
@@ -54,7 +66,7 @@ class Backward:
     def _made(self, index: int, parameter: torch.Tensor) -> None:
         """Autograd has finished a gradient."""
         partial, leaving, gradient = self._partial, self._leaving, parameter.grad
-        if partial is None or leaving is None or gradient is None:
+        if partial is None or leaving is None or gradient is None or self._held_back:
             return
         if gradient.is_sparse or index in partial.used:  # a second backward pass: the first gradient may have left
             self._again = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -166,9 +167,11 @@ class ModelBinding:
             chunk_bytes=chunk_bytes,
         )
 
-    def groups(self) -> list[types_pb2.GroupHypers]:
-        """The hyper-parameters as they are now, by parameter group."""
+    def groups(self, lr_factor: float = 1.0) -> list[types_pb2.GroupHypers]:
+        """The hyper-parameters as they are now, by parameter group, with learning rates times ``lr_factor``."""
         hypers = self.hypers()
+        if lr_factor != 1.0:
+            hypers = [{**group, "lr": float(group["lr"]) * lr_factor} for group in hypers]  # type: ignore[arg-type]
         if hypers != self._said[0]:
             self._said = hypers, groups_to_proto(hypers)
         return self._said[1]
@@ -275,6 +278,16 @@ class ModelBinding:
     def backward(self) -> Backward:
         """Takes gradients up while autograd makes them."""
         return Backward({index: self.parameters[index] for index in self._trained})
+
+    def held_back(self) -> AbstractContextManager[None]:
+        """Context of a backward pass that another one follows: its gradients do not leave."""
+        backward: Backward | None = vars(self).get("backward")
+        return nullcontext() if backward is None else backward.held_back()  # None: nothing has left early so far
+
+    def has_gradients(self) -> bool:
+        """Whether some trained parameter has a gradient that is not zero."""
+        gradients = (self.parameters[index].grad for index in self._trained)
+        return any(gradient is not None and bool(torch.count_nonzero(gradient)) for gradient in gradients)
 
     def _gather_buffer(self, buffer: _Buffer, partial: PartialSum, samples: int) -> None:
         tensor = buffer.tensor

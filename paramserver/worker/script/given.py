@@ -37,6 +37,17 @@ def check_objects(objects: Sequence[Any]) -> None:
             raise refusal(f"several {name} were given to ctx.prepare: {advice}")
 
 
+def check_accumulate(accumulate: object, objects: Sequence[Any]) -> None:
+    """Raises UserError for a number of batches to accumulate that is none, or that comes without a loader."""
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise errors.UserError(f"accumulate is a number of batches of at least 1, not {accumulate!r}")
+    if accumulate > 1 and not any(isinstance(one, DataLoader) for one in objects):
+        raise errors.UserError(
+            "accumulate belongs into the call of ctx.prepare that gets the DataLoader; without one, optimizer.step() "
+            "takes the gradients of as many backward passes as the script has made"
+        )
+
+
 def check_scheduler(scheduler: LRScheduler, *optimizers: torch.optim.Optimizer | None) -> None:
     """Raises ModelError if a scheduler changes another optimizer than the one that is prepared."""
     bound = getattr(scheduler, "optimizer", None)

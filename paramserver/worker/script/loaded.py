@@ -14,7 +14,7 @@ from paramserver import errors
 from paramserver.core.layout.hypers import validate_change
 from paramserver.core.layout.plan import Kind
 from paramserver.core.work.passes import Passes
-from paramserver.tensors.dtypes import buffer_of
+from paramserver.tensors.dtypes import buffer_of, in_model_type
 from paramserver.tensors.finite import is_finite
 from paramserver.tensors.optimizers import describe
 from paramserver.v1 import coordinator_pb2
@@ -56,6 +56,45 @@ def load(
         for group, loaded in zip(binding.optimizer.param_groups, groups, strict=False):
             group.update({key: value for key, value in loaded.items() if key != "params"})
     return True
+
+
+def parts_of(
+    state: object, model: Mapping[str, Any] | None, optimizer: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """What ``ctx.load`` is to load: the state of the model and that of the optimizer. Raises UserError."""
+    if state is not None:
+        if model is not None or optimizer is not None:
+            raise errors.UserError(
+                "give ctx.load a state of ctx.state_dict(), or model=... and optimizer=..., not both"
+            )
+        if not isinstance(state, Mapping) or not state or state.keys() - {"model", "optimizer"}:
+            raise errors.UserError(
+                "ctx.load takes what ctx.state_dict() gives, with the keys 'model' and 'optimizer'; for state dicts of "
+                "torch, say ctx.load(model=...) or ctx.load(optimizer=...)"
+            )
+        model, optimizer = state.get("model"), state.get("optimizer")
+    if model is None and optimizer is None:
+        raise errors.UserError("ctx.load was given nothing: give it model=..., optimizer=..., or both")
+    return model, optimizer
+
+
+def read_weights(binding: ModelBinding, model: nn.Module, space: FlatSpace) -> dict[str, Any]:
+    """The model's state dict with the weights and buffers in ``space``, which the caller gives away.
+
+    Entries that servers do not have (extra state of modules) are the model's own.
+    """
+    places = {id(tensor): index for index, tensor in binding.tensors()}
+    found: dict[str, Any] = model.state_dict(keep_vars=True)
+    for name, value in found.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        index = places.get(id(value))
+        # What the optimizer does not have is the script's own, see docs/training.md.
+        own = index is None or binding.specs[index].kind is Kind.FROZEN
+        found[name] = (
+            value.detach().to("cpu", copy=True) if own else in_model_type(space.view(index), value.dtype).clone()
+        )
+    return found
 
 
 def put_weights(binding: ModelBinding, model: nn.Module, given: Mapping[str, Any], into: FlatSpace) -> str:

@@ -10,13 +10,19 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from paramserver import errors
-from paramserver.core.work.slices import DataSpec, slice_indices, slice_seed
+from paramserver.core.work.slices import DataSpec, slice_batches, slice_indices, slice_seed
 from paramserver.worker.pace import Item
 from paramserver.worker.script.seeding import seed_everything
 
+# A batch of a slice, by its number within the slice.
+_Part = tuple[Item, int]
 
-def describe_loader(loader: DataLoader[Any]) -> DataSpec:
-    """The loader's data as slices: each batch is a slice. Raises DataError for data that cannot be cut into slices."""
+
+def describe_loader(loader: DataLoader[Any], accumulate: int = 1, slices_per_step: int = 0) -> DataSpec:
+    """The loader's data as slices of ``accumulate`` batches. Raises DataError for data that cannot be cut into slices.
+
+    ``slices_per_step``: of the job.
+    """
     if isinstance(loader.dataset, IterableDataset):
         raise errors.DataError(
             "an IterableDataset has no numbered samples to cut into slices: "
@@ -40,7 +46,8 @@ def describe_loader(loader: DataLoader[Any]) -> DataSpec:
     if shuffle and getattr(loader.sampler, "num_samples", samples) != samples:
         raise errors.DataError("a RandomSampler with num_samples cannot be cut into slices: use shuffle=True")
     try:
-        return DataSpec(samples, loader.batch_size, loader.drop_last, shuffle)
+        size, step = loader.batch_size * accumulate, slices_per_step if accumulate > 1 else 0
+        return DataSpec(samples, size, loader.drop_last, shuffle, accumulate, step)
     except ValueError as error:
         raise errors.DataError(str(error)) from error
 
@@ -52,7 +59,7 @@ class SliceDataset(torch.utils.data.Dataset[Any]):
         self.dataset = dataset
 
     def __getitems__(self, request: Sequence[int]) -> list[Any]:
-        """The samples of one slice; ``request`` is the slice's seed followed by the indices."""
+        """The samples of one batch; ``request`` is the batch's seed followed by the indices."""
         seed, *indices = request
         seed_everything(seed)
         fetch = getattr(self.dataset, "__getitems__", None)
@@ -66,35 +73,35 @@ class SliceDataset(torch.utils.data.Dataset[Any]):
 
 
 class _Requests:
-    """The batch sampler of the inner loader: one request per slice, as far ahead as the loader prefetches."""
+    """The batch sampler of the inner loader: one request per batch, as far ahead as the loader prefetches."""
 
-    def __init__(self, request: Callable[[Item], list[int]]) -> None:
-        self._request = request
+    def __init__(self, requests: Callable[[Item], list[list[int]]]) -> None:
+        """``requests`` gives those for the batches of a slice."""
+        self._requests = requests
         self.items: Iterator[Item] = iter(())
-        self.issued: deque[Item] = deque()
+        self.issued: deque[_Part] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
         for item in self.items:
-            self.issued.append(item)
-            yield self._request(item)
+            for number, request in enumerate(self._requests(item)):
+                self.issued.append((item, number))
+                yield request
 
 
 class _Unplanned:
-    """Loads unplanned slices, one at a time, so that batches that were loaded ahead are kept."""
+    """Loads batches of unplanned slices, one at a time, so that batches that were loaded ahead are kept."""
 
-    def __init__(
-        self, make: Callable[[list[list[int]]], DataLoader[Any]], request: Callable[[Item], list[int]]
-    ) -> None:
-        """``make`` gives a loader for a list of requests; it is called when the first slice is wanted."""
-        self._make, self._request = make, request
+    def __init__(self, make: Callable[[list[list[int]]], DataLoader[Any]]) -> None:
+        """``make`` gives a loader for a list of requests; it is called when the first batch is wanted."""
+        self._make = make
         self._wanted: list[list[int]] = []
         self._loader: DataLoader[Any] | None = None
 
-    def load(self, item: Item) -> Any:
-        """The batch of this slice."""
+    def load(self, request: list[int]) -> Any:
+        """The batch of this request."""
         if self._loader is None:
             self._loader = self._make(self._wanted)
-        self._wanted[:] = [self._request(item)]
+        self._wanted[:] = [request]
         (batch,) = self._loader
         return batch
 
@@ -118,18 +125,22 @@ class LoopPosition(Protocol):
     def ahead(self) -> Iterator[Item]:
         """The slices that are likely to come."""
 
-    def begin(self, item: Item) -> None:
-        """The slice's batch is about to be handed to the script."""
+    def begin(self, item: Item, number: int, of: int) -> None:
+        """Batch ``number`` (from 0) of the ``of`` batches of a slice is about to be handed to the script."""
+
+    def go_on(self) -> None:
+        """The script asks for another batch of the slice."""
 
     def end(self, item: Item) -> None:
-        """The script asks for the next batch."""
+        """The script asks for the batch after the last one of this slice."""
 
 
 class SliceLoader:
-    """Replaces a DataLoader in ``ctx.prepare``. Iterating gives this worker's slices of the present epoch.
+    """Replaces a DataLoader in ``ctx.prepare``. Iterating gives this worker's slices of the present epoch, in batches.
 
-    ``len`` is the number of updates in an epoch of the whole job, in the mode in which the job began: steps in
-    synchronous mode, slices in asynchronous mode. It stays when the mode changes, and schedules count in it.
+    ``len`` is the number of batches in an epoch, in synchronous mode divided by the slices of a step, as DDP divides it
+    by its processes. It is that of the mode in which the job began, and stays when the mode changes. With one batch in
+    a slice it is the number of updates of the whole job, and schedules count in it.
     """
 
     def __init__(
@@ -139,19 +150,17 @@ class SliceLoader:
         seed: int,
         device: torch.device,
         position: LoopPosition,
-        steps: Callable[[], int],
+        length: Callable[[], int],
     ) -> None:
         self.loader = loader
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
         self._data, self._seed, self._device = data, seed, device
-        self._position, self._steps = position, steps
-        self._requests = _Requests(self._request)
+        self._position, self._length = position, length
+        self._requests = _Requests(self._requests_of)
         self._inner = self._make(self._requests, loader.num_workers, loader.persistent_workers, loader.generator)
         processes = min(1, loader.num_workers)
-        self._unplanned = _Unplanned(
-            lambda requests: self._make(requests, processes, processes > 0, None), self._request
-        )
+        self._unplanned = _Unplanned(lambda requests: self._make(requests, processes, processes > 0, None))
         self._feed: Iterator[Any] | None = None
 
     def _make(
@@ -178,39 +187,54 @@ class SliceLoader:
         )
 
     def __len__(self) -> int:
-        return self._steps()
+        return self._length()
 
-    def _request(self, item: Item) -> list[int]:
-        indices = slice_indices(self._data, self._seed, item.epoch, item.index)
-        return [slice_seed(self._seed, item.epoch, item.index, "data"), *indices]
+    def _requests_of(self, item: Item) -> list[list[int]]:
+        """For each batch of the slice its seed, followed by the indices of its samples."""
+        indices, size = slice_indices(self._data, self._seed, item.epoch, item.index), self._data.batch_size
+        seeds = (
+            slice_seed(self._seed, item.epoch, item.index, of_batch("data", number))
+            for number in range(slice_batches(self._data, item.index))
+        )
+        return [[seed, *indices[number * size : (number + 1) * size]] for number, seed in enumerate(seeds)]
 
     def __iter__(self) -> Iterator[Any]:
         iteration = self._position.begin_pass()
         try:
             while (item := self._position.next_item(iteration)) is not None:
-                try:
-                    batch = self._unplanned.load(item) if item.unplanned else self._batch(item)
-                except errors.RolledBackError:  # raised by `ahead`; `next_item` follows the job
-                    self._drop()
-                    continue
-                self._position.begin(item)
-                yield to_device(batch, self._device)
-                self._position.end(item)
+                of = slice_batches(self._data, item.index)
+                for number in range(of):
+                    if number:
+                        self._position.go_on()
+                    try:
+                        batch = self._batch(item, number)
+                    except errors.RolledBackError:  # raised by `ahead`; `next_item` follows the job
+                        self._drop()
+                        if not number:
+                            break
+                        # The script has gradients of this slice, and counts its batches: it gets all of them.
+                        batch = self._unplanned.load(self._requests_of(item)[number])
+                    self._position.begin(item, number, of)
+                    yield to_device(batch, self._device)
+                else:
+                    self._position.end(item)
         finally:
             self._position.leave_pass(iteration)
             self._drop()
             self._unplanned.close()
 
-    def _batch(self, item: Item) -> Any:
-        """The batch of this slice: from the running feed if it is coming there, else from a new one."""
+    def _batch(self, item: Item, number: int) -> Any:
+        """A batch of this slice: from the running feed if it is coming there, else from a new one."""
+        if item.unplanned or (number and self._feed is None):
+            return self._unplanned.load(self._requests_of(item)[number])
         for _ in range(2):
             if self._feed is None:
                 self._requests.items = self._position.ahead()
                 self._feed = iter(self._inner)
             for batch in self._feed:
-                if self._requests.issued.popleft() == item:
+                if self._requests.issued.popleft() == (item, number):
                     return batch
-                if item not in self._requests.issued:
+                if (item, number) not in self._requests.issued:
                     break
             self._drop()
         raise AssertionError(f"the slices ahead do not begin with {item}")
@@ -218,6 +242,11 @@ class SliceLoader:
     def _drop(self) -> None:
         self._feed = None
         self._requests.issued.clear()
+
+
+def of_batch(purpose: str, number: int) -> str:
+    """The purpose of a seed for batch ``number`` (from 0) of a slice."""
+    return f"{purpose} {number}" if number else purpose
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

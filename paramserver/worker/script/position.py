@@ -116,10 +116,13 @@ class Position:
         loop = self._engine.loop
         return (item for item in loop.ahead(self._passes.epoch) if not loop.poisoned(item))
 
-    def begin(self, item: Item) -> None:
+    def begin(self, item: Item, number: int, of: int) -> None:
         assert self._steps is not None
         self._engine.member.phases.enter(COMPUTE)
-        self._steps.begin(item)
+        self._steps.begin(item, number, of)
+
+    def go_on(self) -> None:
+        self._engine.member.phases.enter(DATA)
 
     def end(self, item: Item) -> None:
         assert self._steps is not None

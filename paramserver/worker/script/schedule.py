@@ -32,12 +32,21 @@ class SchedulePosition:
         self.data = data
 
     @property
-    def per_epoch(self) -> int:
-        """How many updates an epoch has in the mode in which the job began. There must be a data set."""
+    def batches_per_epoch(self) -> int:
+        """The length of the loader: batches in an epoch; synchronous: divided by the slices of a step, rounded up.
+
+        In the mode in which the job began. There must be a data set.
+        """
         assert self.data is not None
         view = self._engine.member.session.view
         mode = mode_from_proto(view.schedule_mode, Mode.SYNC)
-        return updates_per_epoch(self.data.slices_per_epoch, view.slices_per_step, mode)
+        return updates_per_epoch(self.data.batches_per_epoch, view.slices_per_step, mode)
+
+    @property
+    def per_epoch(self) -> int:
+        """How many updates an epoch has in the mode in which the job began. There must be a data set."""
+        assert self.data is not None
+        return -(-self.batches_per_epoch // self.data.batches)
 
     def __call__(self) -> int:
         """How many updates the version at hand is from the start."""

@@ -7,15 +7,19 @@ import torch
 
 from paramserver import errors
 from paramserver.config.sections import Training
+from paramserver.core.layout.lr_scaling import LrScaling
+from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.passes import Passes
-from paramserver.core.work.slices import slice_samples, slice_seed
+from paramserver.core.work.slices import DataSpec, slice_samples, slice_seed
+from paramserver.v1 import types_pb2
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace import Item
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.guard import Guard
+from paramserver.worker.script.loader import of_batch
 from paramserver.worker.script.schedule import SchedulePosition, Schedules
 from paramserver.worker.script.seeding import seed_everything
 
@@ -38,7 +42,12 @@ class Steps:
     ) -> None:
         self._engine, self._training, self._binding, self._guard = engine, training, binding, guard
         self._passes, self._position, self._schedules, self._draws = passes, position, schedules, draws
+        self._scaling = LrScaling(training.lr_scaling, training.lr_base_slices, training.lr_warmup_steps)
         self.item: Item | None = None
+        # The batch of this slice that the script has, from 0, and how many batches the slice has.
+        self._number, self._of = 0, 1
+        # The script has asked whether a step is due.
+        self._asks = False
         # The global norm that the script has asked for in the present step, 0 if it has not.
         self._clip_norm = 0.0
         self._told_skip = False
@@ -50,22 +59,35 @@ class Steps:
 
     # ---- slices of the loader
 
-    def begin(self, item: Item) -> None:
-        """The slice's batch is about to be handed to the script."""
-        self.item = item
-        step = item.name.step if isinstance(item.name, SyncName) else self._engine.weights.version
-        slice_ = item.epoch, item.index, self._samples(item)
-        self._engine.records.has(self._engine.shards.timeline, step, slice_)
-        self._schedules.align()
-        self._guard.buffers()
-        seed_everything(slice_seed(self._training.seed, item.epoch, item.index, "model"))
-        self._begin_early(item)
+    @property
+    def due(self) -> bool:
+        """Whether the script has the last batch of its slice, so that the next optimizer step belongs after it."""
+        self._asks = True
+        return self._position.data is None or (self.item is not None and self._number + 1 == self._of)
+
+    def begin(self, item: Item, number: int, of: int) -> None:
+        """Batch ``number`` (from 0) of the slice's ``of`` batches is about to be handed to the script."""
+        self.item, self._number, self._of = item, number, of
+        if number == 0:
+            step = item.name.step if isinstance(item.name, SyncName) else self._engine.weights.version
+            slice_ = item.epoch, item.index, self._samples(item)
+            self._engine.records.has(self._engine.shards.timeline, step, slice_)
+            self._schedules.align()
+            self._guard.buffers()
+        seed_everything(self.seed("model"))
+        if number + 1 == of:  # gradients leave in the last backward pass, when they are complete
+            self._begin_early(item)
+
+    def seed(self, purpose: str) -> int:
+        """A seed of the batch that the script has; there must be one."""
+        assert self.item is not None
+        return slice_seed(self._training.seed, self.item.epoch, self.item.index, of_batch(purpose, self._number))
 
     def _begin_early(self, item: Item) -> None:
         """Let gradients leave as the backward pass makes them, if earlier contributions show that this is possible."""
         if self._engine.sender.take_early() is not None:  # the script has not stepped on the previous slice
             self._binding.backward.end()
-        begun = self._engine.loop.begin_early(item, self._samples(item), self._binding.groups)
+        begun = self._engine.loop.begin_early(item, self._samples(item), self._groups)
         if begun is not None:
             self._binding.backward.begin(*begun)
 
@@ -78,11 +100,22 @@ class Steps:
                 "a batch of the prepared loader was taken where gradients are off, and without optimizer.step(): it "
                 "gives only slices to train on, so evaluate over a DataLoader that was not prepared"
             )
+        if self._binding.has_gradients():
+            if self._of > 1:
+                raise errors.UserError(
+                    f"the script has all {self._of} batches of a slice, and asks for another batch without "
+                    "optimizer.step(): call it after each batch where ctx.step_due is true"
+                )
+            raise errors.UserError(
+                "the script asks for another batch without optimizer.step(), and has gradients of the present one: to "
+                "add up gradients over k batches, say so with ctx.prepare(model, optimizer, loader, accumulate=k); to "
+                "leave a batch out, clear its gradients (optimizer.zero_grad())"
+            )
         if not self._told_skip:
             self._told_skip = True
             log.warning(
-                "a batch was taken without optimizer.step(); it counts as a slice without samples "
-                "(to accumulate gradients, raise training.slices_per_step instead)"
+                "the script asks for another batch without optimizer.step(), and has no gradients: its slice counts "
+                "without samples"
             )
         self._hand_in(item, self._engine.places.pool.take())
 
@@ -128,7 +161,7 @@ class Steps:
             partial = self._engine.places.pool.take()
             binding.gather(partial, samples, unscale)
         if early is not None:
-            sender.foresight.compare(partial.used, binding.groups(), self._clip_norm, partial is early)
+            sender.foresight.compare(partial.used, self._groups(), self._clip_norm, partial is early)
         sender.foresight.learn(frozenset(partial.used if plain else ()))
         bad = None if overflow else binding.non_finite(partial)
         if overflow or bad is not None:
@@ -153,7 +186,20 @@ class Steps:
                 self.item = self._engine.loop.next_item(0, False)
                 self._schedules.align()
             assert self.item is not None
+        elif taken is None:
+            self._check_due()
         return self.item, taken
+
+    def _check_due(self) -> None:
+        """Raises UserError if an optimizer step is too early, or will come at the wrong places."""
+        data = self._position.data
+        if self._number + 1 < self._of:
+            raise errors.UserError(
+                f"optimizer.step() was called after batch {self._number + 1} of the {self._of} batches of a slice "
+                "(accumulate): call it once for them, after the batch where ctx.step_due is true"
+            )
+        if data is not None and not data.even and not self._asks:
+            raise errors.UserError(_uneven(data))
 
     def _samples(self, item: Item) -> int:
         return slice_samples(self._position.data, item.index) if self._position.data is not None else 1
@@ -174,4 +220,19 @@ class Steps:
     def _hand_in(self, item: Item, partial: PartialSum) -> bool:
         self.item = None
         self._passes.steps()
-        return self._engine.loop.contribute(item, partial, self._binding.groups())
+        return self._engine.loop.contribute(item, partial, self._groups())
+
+    def _groups(self) -> list[types_pb2.GroupHypers]:
+        """The hyper-parameters for the present update."""
+        together = self._engine.modes.present.mode is Mode.SYNC
+        slices = self._engine.member.session.view.slices_per_step if together else 1
+        return self._binding.groups(self._scaling.factor(slices, self._engine.weights.version))
+
+
+def _uneven(data: DataSpec) -> str:
+    batches, group = data.batches_per_epoch, data.slices_per_step * data.batches
+    return (
+        f"an epoch has {batches} batches, and {data.slices_per_step} slices of {data.batches} batches make a step "
+        "(accumulate), so the slices of its last step have fewer batches, and a script cannot count them itself: call "
+        f"optimizer.step() after each batch where ctx.step_due is true, or give an epoch a multiple of {group} batches"
+    )

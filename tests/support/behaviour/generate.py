@@ -61,6 +61,7 @@ _PLAIN = {
     "scheduler_name": ", scheduler",
     "loader_name": ", loader",
     "more": "",
+    "given": "",
     "after": "",
     "epochs": "ctx.epochs($count)",
     "len": "len(loader)",
@@ -372,7 +373,8 @@ def render(script: Script) -> str:
             slots["early"], loader = "loader = ctx.prepare(loader)\n", ""
         slots["scheduler"] = f"scheduler = {slots['scheduler']}\n"
     rest = f"model, optimizer{loader}{scheduler}"
-    slots.setdefault("prepare", f"{rest}{', _' * bool(slots['more'])} = ctx.prepare({rest}{slots['more']})\n")
+    given = f"{rest}{slots['more']}{slots['given']}"
+    slots.setdefault("prepare", f"{rest}{', _' * bool(slots['more'])} = ctx.prepare({given})\n")
     slots["again"] = slots["optimizer"]
     slots["loop"] = "".join(
         line.replace("BODY", "@BODY").replace("EPOCH_END", "@EPOCH_END") for line in slots["loop"].splitlines(True)

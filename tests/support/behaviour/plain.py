@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices, slice_seed
+from paramserver.worker.script.loader import of_batch
 from paramserver.worker.script.seeding import seed_everything
 from tests.support.behaviour.generate import Form
 
@@ -23,7 +24,7 @@ Array = np.ndarray[Any, Any] | torch.Tensor
 
 
 class Batches:
-    """The samples of each step: a pass gives all epochs up to its own, as far as no pass has given them.
+    """The batches of each step: a pass gives all epochs up to its own, as far as no pass has given them.
 
     Passes are numbered, or the context says of which epoch a pass is.
     """
@@ -43,16 +44,21 @@ class Batches:
             step = self._schedule.step(self._done)
             self._done += 1
             # Scripts that draw random numbers have one slice in a step.
-            self._context.seeds = slice_seed(0, step.epoch, step.slices[0], "model")
-            yield [index for one in step.slices for index in slice_indices(self._data, 0, step.epoch, one)]
+            samples = [index for one in step.slices for index in slice_indices(self._data, 0, step.epoch, one)]
+            size = len(samples) if self._data.batches == 1 else self._data.batch_size
+            for number, start in enumerate(range(0, len(samples), size)):
+                self._context.seeds = slice_seed(0, step.epoch, step.slices[0], of_batch("model", number))
+                self._context.step_due = start + size >= len(samples)
+                yield samples[start : start + size]
 
 
 class Loader:
     """Iterates over the batches, seeded as the slices of a job are."""
 
-    def __init__(self, context: Context, loader: DataLoader[Any]) -> None:
+    def __init__(self, context: Context, loader: DataLoader[Any], accumulate: int) -> None:
         shuffle = not isinstance(loader.sampler, torch.utils.data.SequentialSampler)
-        data = DataSpec(len(loader.dataset), loader.batch_size or 1, loader.drop_last, shuffle)  # type: ignore[arg-type]
+        samples, size = len(loader.dataset), (loader.batch_size or 1) * accumulate  # type: ignore[arg-type]
+        data = DataSpec(samples, size, loader.drop_last, shuffle, accumulate, context.slices)
         self._context = context
         self._inner: DataLoader[Any] = DataLoader(
             loader.dataset, batch_sampler=Batches(context, data), collate_fn=loader.collate_fn
@@ -78,13 +84,15 @@ class Context:
     # The epoch in a loop over `epochs`.
     epoch: int | None = None
     seeds: int = 0
+    # Whether the batch is the last one of its slice.
+    step_due: bool = True
     # Whether a loader is prepared, and the steps without one.
     loader: bool = False
     steps: int = 0
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
-    def prepare(self, *objects: Any) -> Any:
+    def prepare(self, *objects: Any, accumulate: int = 1) -> Any:
         """The same objects; of a loader one in the order of the job."""
         self.models += [o for o in objects if isinstance(o, nn.Module)]
         self.optimizers += [o for o in objects if isinstance(o, torch.optim.Optimizer)]
@@ -92,7 +100,7 @@ class Context:
         if self.models and self.optimizers and not self.loader and not self.seeds:
             self._seed()
             self.optimizers[0].register_step_post_hook(lambda *args: self._seed(1))
-        given = tuple(Loader(self, o) if isinstance(o, DataLoader) else o for o in objects)
+        given = tuple(Loader(self, o, accumulate) if isinstance(o, DataLoader) else o for o in objects)
         return given[0] if len(given) == 1 else given
 
     def _seed(self, more: int = 0) -> None:
