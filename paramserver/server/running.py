@@ -15,7 +15,7 @@ from torch import Tensor
 from paramserver import errors
 from paramserver.checkpoint.contents import ShardFacts
 from paramserver.core.layout.hypers import Hypers
-from paramserver.core.layout.plan import Plan
+from paramserver.core.layout.plan import Kind, Plan
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -39,9 +39,9 @@ from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Stealing
 from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic import norms
-from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
+from paramserver.server.arithmetic.state import State
 from paramserver.server.replicas.copies import Copies
 from paramserver.server.replicas.outbox import Content
 from paramserver.server.saving.holding import Holding
@@ -81,7 +81,7 @@ class Staged:
 
     grant: int
     version: Version
-    states: Mapping[int, ChunkState] = field(default_factory=dict)
+    states: Mapping[int, State] = field(default_factory=dict)
 
 
 class RunningShard:
@@ -429,7 +429,7 @@ class RunningShard:
         combined = await self.arithmetic(lambda: self.tensors.combined(base, contributions, content))
         if began:
             self.trace.made("sum", base.number, began)
-        gradients = {index: made for index, made in combined.items() if index in self.tensors.states}
+        gradients = {i: made for i, made in combined.items() if self.chunks[i].kind is Kind.PARAMETER}
         mine = await self.arithmetic(lambda: norms.squares(gradients))
         everybodys = await self.norms.exchange(self.state.timeline, base.number, mine)
         own = content is not None
