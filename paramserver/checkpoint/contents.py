@@ -6,6 +6,7 @@ Servers that take a checkpoint in and ``paramserver checkpoint verify`` call the
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -166,8 +167,8 @@ class Contents(Closing):
         parts = self.states(spec.name)
         if not parts:
             return
-        optional = {key: hyper for hyper, key in rule.structural.items()}
-        needed = {key for key in rule.arrays if key not in optional or hypers[optional[key]]} | rule.scalars
+        sizes = {key: math.prod(shape) for key, shape in rule.arrays_of(hypers, spec.shape).items()}
+        needed = sizes.keys() | rule.scalars
         ends: dict[str, int] = {}
         dtype = master_dtype(spec.dtype, spec.kind)
         for part in parts:
@@ -176,7 +177,7 @@ class Contents(Closing):
             if part.key in rule.scalars:
                 if part.entry.elements != 1:
                     raise self._unfit(spec, f"has {part.entry.elements} numbers as {part.key}, which is one number")
-                ends[part.key] = spec.elements
+                ends[part.key] = 1
                 continue
             if part.entry.dtype != dtype:
                 raise self._unfit(spec, f"has {part.key} in another type")
@@ -185,8 +186,8 @@ class Contents(Closing):
                 raise self._unfit(spec, f"lacks {part.key} from element {end} on, or has some of it twice")
             ends[part.key] = end + part.entry.elements
         for key in sorted(needed):
-            if ends.get(key) != spec.elements:
-                raise self._unfit(spec, f"has {ends.get(key, 0)} of {spec.elements} elements of {key}")
+            if ends.get(key) != sizes.get(key, 1):
+                raise self._unfit(spec, f"has {ends.get(key, 0)} of {sizes.get(key, 1)} elements of {key}")
 
     def _unfit(self, spec: TensorSpec, problem: str) -> CheckpointError:
         return CheckpointError(f"the optimizer state of {self._manifest.name} does not fit: {spec.name!r} {problem}")

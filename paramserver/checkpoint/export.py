@@ -79,7 +79,6 @@ class Saved(Closing):
         import torch
 
         rule = RULES[self.model.optimizer.name]
-        shape, elements = tuple(spec.shape), math.prod(spec.shape)
         found: dict[str, torch.Tensor] = {}
         parts = self._contents.states(spec.name)
         for key in sorted(rule.scalars | rule.arrays):
@@ -89,7 +88,8 @@ class Saved(Closing):
             if key in rule.scalars:  # each server that has a part of the tensor has written it
                 found[key] = _flat(pieces[0].file, pieces[0].entry)[:1].reshape(())
                 continue
-            at = 0
+            shape = rule.array_shape(key, tuple(spec.shape)) or ()
+            at, elements = 0, math.prod(shape)
             for piece in pieces:
                 if piece.start != at:
                     raise CheckpointError(f"{self.manifest.name} has no {key} of {spec.name!r} from element {at} on")
@@ -133,7 +133,7 @@ def optimizer_state_dict(saved: Saved) -> tuple[dict[str, Any], list[str]] | Non
     """
     import torch
 
-    from paramserver.tensors.optimizers import torch_class
+    from paramserver.tensors.optimizers import arguments, torch_class
 
     name = saved.model.optimizer.name
     hypers = hypers_of(saved.model.optimizer, saved.manifest.name)
@@ -146,10 +146,8 @@ def optimizer_state_dict(saved: Saved) -> tuple[dict[str, Any], list[str]] | Non
     # torch itself says what else a parameter group has in this version; the tensors here have no memory.
     made: list[dict[str, Any]] = []
     for specs, group in zip(groups, hypers, strict=True):
-        given: dict[str, Any] = dict(group)
-        if name == "adam" and not given["decoupled_weight_decay"]:
-            del given["decoupled_weight_decay"]  # torch before 2.7 has no such choice
-        made.append({"params": [torch.empty(tuple(spec.shape), device="meta") for spec in specs], **given})
+        params = [torch.empty(tuple(spec.shape), device="meta") for spec in specs]
+        made.append({"params": params, **arguments(name, group)})
     make: Any = torch_class(name)
     described: dict[str, Any] = make(made).state_dict()
     ordered = [spec for group in groups for spec in group]

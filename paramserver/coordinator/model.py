@@ -15,7 +15,7 @@ from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
 from paramserver.core.job.membership import Member, Role
-from paramserver.core.layout.hypers import validate
+from paramserver.core.layout.hypers import validate, validate_shapes
 from paramserver.core.layout.placement import Seat, choose
 from paramserver.core.layout.plan import Kind, Layout, link_chunk_bytes, moving_bytes
 from paramserver.core.work.loading import Load
@@ -121,6 +121,7 @@ class ModelRegistry:
             raise errors.ModelError("the model has no parameters to train: give the optimizer at least one")
         groups = groups_from_proto(model.optimizer.groups)
         validate(model.optimizer.name, groups)
+        validate_shapes(model.optimizer.name, {t.name: t.shape for t in layout.tensors if t.kind is Kind.PARAMETER})
         if any(t.kind is Kind.PARAMETER and t.group >= len(groups) for t in layout.tensors):
             raise errors.ModelError("a parameter names a parameter group that the optimizer does not have")
         if not model.chunk_bytes and (chunk_bytes := await self._chunk_bytes(layout)):

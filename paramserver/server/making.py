@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from paramserver.core.layout.plan import Kind
 from paramserver.server.arithmetic import norms
 from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.replicas.outbox import Content
@@ -59,7 +60,8 @@ class Maker:
         combined = await self._arithmetic(lambda: tensors.combined(base, contributions, content))
         if began:
             trace.made("sum", base.number, began)
-        gradients = {index: made for index, made in combined.items() if index in tensors.states}
+        chunks = tensors.layout.chunks
+        gradients = {index: made for index, made in combined.items() if chunks[index].kind is Kind.PARAMETER}
         mine = await self._arithmetic(lambda: norms.squares(gradients))
         everybodys = await self._norms.exchange(timeline, base.number, mine)
         inside = content is not None

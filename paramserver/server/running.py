@@ -37,9 +37,9 @@ from paramserver.core.versions.events import (
 from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Stealing
 from paramserver.failpoints import planned, reach
-from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
+from paramserver.server.arithmetic.state import State
 from paramserver.server.making import Maker
 from paramserver.server.replicas.copies import Copies
 from paramserver.server.saving.holding import Holding
@@ -80,7 +80,7 @@ class Staged:
 
     grant: int
     version: Version
-    states: Mapping[int, ChunkState] = field(default_factory=dict)
+    states: Mapping[int, State] = field(default_factory=dict)
 
 
 class RunningShard:

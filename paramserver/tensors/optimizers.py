@@ -7,16 +7,25 @@ from typing import Any
 
 import torch
 
-from paramserver.core.layout.hypers import RULES, SUPPORTED, Form, Hypers, HyperValue, validate
+from paramserver.core.layout.hypers import RULES, SUPPORTED, Field, Form, Hypers, HyperValue, validate
 from paramserver.errors import ModelError
 
 # Those with a fused kernel for CPU tensors of float32 and float64.
 FUSED = frozenset({"sgd", "adam", "adamw", "adagrad"})
 
 
+# Why an optimizer of torch cannot be run by servers.
+_WHY_NOT = {
+    "LBFGS": "it calls its closure several times in a step, and no worker can compute for the servers within an update",
+    "SparseAdam": "it takes sparse gradients only, and servers have none: use Adam",
+}
+
+
 def torch_class(name: str) -> type[torch.optim.Optimizer]:
-    """The class of an allow-listed optimizer other than "sum"."""
-    found = getattr(torch.optim, RULES[name].title)
+    """The class of an allow-listed optimizer other than "sum". Raises ModelError if this torch does not have it."""
+    found = getattr(torch.optim, RULES[name].title, None)
+    if found is None:
+        raise ModelError(f"torch {torch.__version__} has no {RULES[name].title}: install a later version")
     assert issubclass(found, torch.optim.Optimizer)
     return found  # type: ignore[no-any-return]
 
@@ -27,18 +36,19 @@ def describe(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Hype
     Flags on how torch executes it (foreach, fused, capturable) and entries of learning-rate schedulers are left out.
     Raises ModelError if its class is not exactly an allow-listed one, or for numbers that servers do not take.
     """
-    for name, rule in RULES.items():
-        if rule.title and type(optimizer) is torch_class(name):
-            break
-    else:
-        kind = type(optimizer)
+    kind = type(optimizer)
+    name = next((n for n, rule in RULES.items() if rule.title and kind is getattr(torch.optim, rule.title, None)), "")
+    if not name:
+        if kind is getattr(torch.optim, kind.__name__, None) and kind.__name__ in _WHY_NOT:
+            raise ModelError(f"{kind.__name__} is not supported: {_WHY_NOT[kind.__name__]}")
         raise ModelError(f"{kind.__module__}.{kind.__qualname__} is not supported; supported: {SUPPORTED}")
+    rule = RULES[name]
     groups: list[dict[str, HyperValue]] = []
     for index, group in enumerate(optimizer.param_groups):
         if group.get("differentiable"):
             raise ModelError(f"parameter group {index} has differentiable=True, which servers cannot do; leave it out")
         groups.append(
-            {key: _value(field.form, group[key]) for key, field in rule.fields.items() if key in group},
+            {key: _value(field, group[key]) for key, field in rule.fields.items() if key in group},
         )
         if name == "adam":  # torch before 2.7 has no such choice
             groups[-1].setdefault("decoupled_weight_decay", False)
@@ -46,13 +56,47 @@ def describe(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Hype
     return name, groups
 
 
-def _value(form: Form, value: Any) -> HyperValue:
+def _value(field: Field, value: Any) -> HyperValue:
     """A hyper-parameter as a plain value, where torch allows tensors of one element and several types of numbers."""
-    if form is Form.FLAG:
+    if field.form is Form.FLAG:
         return bool(value)
-    if form is Form.PAIR:
-        return tuple(float(number) for number in value)
+    if field.form is Form.CHOICE:
+        if value not in field.choices:
+            raise ModelError(f"{value!r} is none of {', '.join(map(repr, field.choices))}")
+        return float(field.choices.index(value))
+    if field.form in (Form.PAIR, Form.TRIPLE, Form.LATE_PAIR):
+        return tuple(float(number) for number in value if number is not None)
     return float(value)
+
+
+def torch_hypers(name: str, hypers: Hypers) -> dict[str, Any]:
+    """Valid hyper-parameters as torch's optimizer has them in a parameter group.
+
+    >>> torch_hypers("adafactor", {"eps": (0.001,)})
+    {'eps': (None, 0.001)}
+    """
+    return {key: _torch_value(RULES[name].fields[key], value) for key, value in hypers.items()}
+
+
+def _torch_value(field: Field, value: HyperValue) -> Any:
+    if field.form is Form.LATE_PAIR:
+        assert isinstance(value, tuple)
+        return value if len(value) == 2 else (None, *value)
+    if field.form is Form.CHOICE:
+        assert isinstance(value, float | int)
+        return field.choices[int(value)]
+    if field.form is Form.WHOLE:
+        assert isinstance(value, float | int)
+        return int(value)
+    return value
+
+
+def arguments(name: str, hypers: Hypers) -> dict[str, Any]:
+    """Valid hyper-parameters as arguments of the optimizer's class."""
+    given = torch_hypers(name, hypers)
+    if name == "adam" and not given["decoupled_weight_decay"]:
+        del given["decoupled_weight_decay"]  # torch before 2.7 has no such choice
+    return given
 
 
 def build(name: str, groups: Sequence[Sequence[torch.Tensor]], hypers: Hypers) -> torch.optim.Optimizer:
@@ -60,10 +104,11 @@ def build(name: str, groups: Sequence[Sequence[torch.Tensor]], hypers: Hypers) -
 
     It takes the fused kernel where torch has one for CPU tensors, and otherwise goes tensor by tensor.
     """
-    given: dict[str, Any] = dict(hypers)
-    if name == "adam" and not given["decoupled_weight_decay"]:
-        del given["decoupled_weight_decay"]  # torch before 2.7 has no such choice
-    given |= {"fused": True} if name in FUSED else {"foreach": False}
+    given = arguments(name, hypers)
+    if name in FUSED:
+        given["fused"] = True
+    elif name != "muon":  # it has no other way
+        given["foreach"] = False
     make: Any = torch_class(name)
     made: torch.optim.Optimizer = make([{"params": list(group)} for group in groups if group], **given)
     return made

@@ -242,7 +242,7 @@ def _optimizer(optimizer: str | torch.optim.Optimizer, hypers: Mapping[str, Any]
     if optimizer not in RULES:
         validate(optimizer, [hypers])
     try:
-        made = torch_class(optimizer)([torch.zeros(1)], **hypers)
+        made = torch_class(optimizer)([torch.zeros(1, 1)], **hypers)
     except (TypeError, ValueError) as error:
         raise errors.ModelError(f"optimizer {optimizer!r}: {error}") from error
     name, groups = describe(made)

@@ -16,33 +16,19 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, inside, train, until
+from tests.support.cluster.optimizers import OPTIMIZERS, model_for
 from tests.support.cluster.programs import Aligned, Program, adamw, dataset
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
 from tests.support.failover.rollback import Rig, Strike, same, twin
 
 SAMPLES, BATCH = 40, 8
 cross_entropy: Any = torch.nn.functional.cross_entropy
-Make = Callable[[Iterable[Any]], torch.optim.Optimizer]
-
-# Fused where torch has that, as servers use it: only then are the bits the same.
-OPTIMIZERS: dict[str, Make] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
-    "adam-amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, initial_accumulator_value=0.1, fused=True),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
-    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
-    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
-    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.5),
-}
 
 
-def begun(make: Make, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
+def begun(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A model and an optimizer that have made three steps by themselves."""
-    model = Aligned(dtype)
-    optimizer = make(model.parameters())
+    model = model_for(name, dtype)
+    optimizer = OPTIMIZERS[name](model.parameters())
     x, y = dataset(SAMPLES, dtype).tensors
     for _ in range(3):
         optimizer.zero_grad()
@@ -74,28 +60,29 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert torch.equal(ours[key], value), key
 
 
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_goes_on_from_the_state_that_a_script_brings(name: str) -> None:
+def test_training_goes_on_from_the_state_that_a_script_brings(name: str, servers: int) -> None:
     """Bit for bit as plain torch, and what is read at the end is what plain torch has then, in its format."""
-    make, data = OPTIMIZERS[name], dataset(SAMPLES)
+    data = dataset(SAMPLES)
     saved: list[dict[str, Any]] = []
 
     def script(ctx: Context) -> None:
-        model, plain = begun(make)
+        model, plain = begun(name)
         model, optimizer, loader = ctx.prepare(model, plain, DataLoader(data, batch_size=BATCH, shuffle=True))
         saved.append(optimizer.state_dict())
         loop(ctx, model, optimizer, loader)
         saved.append(optimizer.state_dict())
 
-    # Chunks of 64 elements, on two servers.
-    outcome = train(script, 1, 2, {"training__chunk_bytes": 256}, slices_per_step=1)
-    model, plain = begun(make)
+    # Chunks of 64 elements.
+    outcome = train(script, 1, servers, {"training__chunk_bytes": 256}, slices_per_step=1)
+    model, plain = begun(name)
     assert_same(saved[0], plain.state_dict())
     slice_by_slice(model, plain, list(slices_of_steps(data, BATCH, 1, 2)), cross_entropy)
     for key, parameter in model.named_parameters():
         assert torch.equal(outcome.tensor(key), parameter.detach()), key
     assert_same(saved[1], plain.state_dict())
-    another = make(Aligned().parameters())
+    another = OPTIMIZERS[name](model_for(name).parameters())
     another.load_state_dict(saved[1])
     assert_same(another.state_dict(), plain.state_dict())
 
@@ -104,7 +91,7 @@ def test_with_several_workers_the_state_counts_as_the_weights_do() -> None:
     """Two workers and three servers; float32 masters of bfloat16 parameters have state in float32."""
 
     def script(ctx: Context) -> None:
-        model, plain = begun(OPTIMIZERS["adamw"], torch.bfloat16)
+        model, plain = begun("adamw", torch.bfloat16)
         before = copy.deepcopy(plain.state_dict())
         given = DataLoader(dataset(SAMPLES, torch.bfloat16), batch_size=BATCH)
         model, optimizer, loader = ctx.prepare(model, plain, given)
@@ -116,9 +103,44 @@ def test_with_several_workers_the_state_counts_as_the_weights_do() -> None:
     assert train(script, 2, 3).summary["steps"] == 6
 
 
+@pytest.mark.parametrize("name", ["adamw", "asgd", "adafactor"])
+def test_parameters_that_thaw_while_training_runs(name: str) -> None:
+    """The optimizer has them from the beginning. They are frozen for an epoch, train for one, and are frozen again."""
+    data = dataset(SAMPLES)
+
+    def freeze(model: Any, epoch: int) -> None:
+        model.first.requires_grad_(epoch == 1)
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    def script(ctx: Context) -> None:
+        model: Any = model_for(name)
+        freeze(model, 0)
+        optimizer: Any = OPTIMIZERS[name](model.parameters())
+        loader: Any = DataLoader(data, batch_size=BATCH, shuffle=True)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        for epoch in ctx.epochs(3):
+            freeze(model, epoch)
+            for x, y in loader:
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    outcome = train(script, 1, 2, {"training__chunk_bytes": 256}, slices_per_step=1)
+    model = model_for(name)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    steps = list(slices_of_steps(data, BATCH, 1, 3))
+    for epoch in range(3):
+        freeze(model, epoch)
+        third = len(steps) // 3
+        slice_by_slice(model, optimizer, steps[epoch * third : (epoch + 1) * third], cross_entropy)
+    for key, parameter in model.named_parameters():
+        assert torch.equal(outcome.tensor(key), parameter.detach()), key
+
+
 def test_state_that_differs_between_workers_is_refused() -> None:
     def script(ctx: Context) -> None:
-        model, plain = begun(OPTIMIZERS["sgd"])
+        model, plain = begun("sgd")
         if ctx.rank == 1:
             plain.state.clear()
         ctx.prepare(model, plain)
@@ -159,7 +181,7 @@ def partial(optimizer: torch.optim.Optimizer) -> None:
 )
 def test_state_that_servers_cannot_go_on_from(spoil: Callable[[torch.optim.Optimizer], None], sentence: str) -> None:
     def work(ctx: Context) -> None:
-        model, plain = begun(OPTIMIZERS["adamw"])
+        model, plain = begun("adamw")
         spoil(plain)
         with pytest.raises(errors.ModelError, match=sentence):
             ctx.prepare(model, plain)
@@ -213,7 +235,7 @@ def test_state_that_is_loaded_after_prepare_is_refused_unless_it_is_the_servers(
     def work(ctx: Context) -> None:
         model: Any = Aligned()
         plain = OPTIMIZERS["adamw"](model.parameters())
-        _, other = begun(OPTIMIZERS["adamw"])
+        _, other = begun("adamw")
         model, optimizer = ctx.prepare(model, plain)
         optimizer.load_state_dict(optimizer.state_dict())  # accelerate does this at once
         with pytest.raises(errors.ModelError, match=r"load it into the optimizer before ctx\.prepare"):

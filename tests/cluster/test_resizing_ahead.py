@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paramserver import errors
 from paramserver.core.layout import catching_up
-from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.arithmetic.state import State
 from paramserver.server.replicas.parcels import CatchUpParcel
 from paramserver.server.replicas.parts import Parts
 from paramserver.server.rpc.parts import PartsCalls
@@ -30,7 +30,7 @@ from tests.support.failover.resizing import Between, Wish, resize
 from tests.support.failover.rollback import Rig, same, twin
 
 SMALL: dict[str, Any] = {"training__chunk_bytes": 256}
-There = tuple[Mapping[int, Tensor], Mapping[int, ChunkState]]
+There = tuple[Mapping[int, Tensor], Mapping[int, State]]
 
 
 class Taken:

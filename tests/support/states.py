@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.versions.shard import ShardTensors
 
 

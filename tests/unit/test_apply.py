@@ -48,9 +48,14 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("Adamax", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.7, 0.9)}),
     ("Adadelta", {"lr": 1.0}),
     ("Adadelta", {"lr": 1.0, "rho": 0.8, "weight_decay": 0.1}),
+    ("ASGD", {"lr": 0.1}),
+    ("ASGD", {"lr": 0.1, "t0": 3.0, "lambd": 0.01, "alpha": 0.6, "weight_decay": 0.1, "maximize": True}),
+    ("Rprop", {"lr": 0.01}),
+    ("Rprop", {"lr": 0.01, "etas": (0.4, 1.3), "step_sizes": (1e-3, 0.5), "maximize": True}),
 ]
 IDS = [f"{name}-{number}" for number, (name, _) in enumerate(SETTINGS)]
 ALL = frozenset(range(len(SHAPES)))
+SCALARS = frozenset(("step", "mu_product", "eta", "mu"))
 
 
 @pytest.fixture(autouse=True, params=["compiled", "torch"])
@@ -194,14 +199,14 @@ def check_state(chunked: Chunked, tensors: list[Tensor], optimizer: torch.optim.
                 theirs = theirs[start : start + data.numel()]
             torch.testing.assert_close(data, theirs, rtol=tolerance, atol=tolerance)
             seen[tensor, key] = seen.get((tensor, key), 0) + data.numel()
-            assert scalar == (key in ("step", "mu_product"))
+            assert scalar == (key in SCALARS)
             order.append((tensor, key))
         assert order == sorted(order)
     for number, parameter in enumerate(tensors):
         theirs = optimizer.state.get(parameter, {})
         if theirs.get("step") != 0:
             for key, value in theirs.items():
-                assert seen[number, key] == value.numel() or key in ("step", "mu_product")
+                assert seen[number, key] == value.numel() or key in SCALARS
 
 
 @pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=IDS)
@@ -254,7 +259,7 @@ def test_how_a_chunk_falls_into_runs_does_not_show(name: str, settings: dict[str
     assert same_bits(results[0], results[2])
 
 
-@pytest.mark.parametrize("name", ["RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta"])
+@pytest.mark.parametrize("name", ["RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD"])
 def test_a_large_chunk_is_updated_in_tiles_with_the_same_bits(name: str) -> None:
     """More elements than fit into one tile, beside a small tensor that is used less often."""
     generator = torch.Generator().manual_seed(3)
@@ -412,7 +417,8 @@ def test_unknown_optimizer_and_wrong_chunk_are_refused() -> None:
 
 
 def test_every_optimizer_of_the_table_is_tested_here() -> None:
-    assert {name.lower() for name, _ in SETTINGS} | {"sum"} == set(RULES)
+    whole = {name for name, rule in RULES.items() if rule.whole}  # see test_whole.py
+    assert {name.lower() for name, _ in SETTINGS} | {"sum"} | whole == set(RULES)
     for name, settings in SETTINGS:
         _, optimizer = make(name, settings, torch.float32)
         validate(*describe(optimizer))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paramserver.core.layout.catching_up import groups
 from paramserver.core.layout.plan import (
     ALIGNMENT,
     ITEMSIZE,
@@ -21,10 +22,12 @@ from paramserver.core.layout.plan import (
     Segment,
     TensorSpec,
     default_chunk_bytes,
+    joined,
     link_chunk_bytes,
     make_layout,
     make_plan,
     master_dtype,
+    units,
 )
 from tests.support.layouts import validate_layout
 
@@ -133,10 +136,17 @@ def test_chunks_tile_segments_and_pieces_tile_tensors(tensors: list[TensorSpec],
         if chunk.kind is Kind.FROZEN:
             assert chunk.nbytes <= max(layout.chunk_bytes, 256 * KIB)
         elif whole and chunk.kind is Kind.PARAMETER:
-            assert all(piece.elements == tensors[piece.tensor].elements for piece in chunk.pieces)
-            assert chunk.nbytes <= layout.chunk_bytes or len(chunk.pieces) == 1
+            assert chunk.nbytes <= layout.chunk_bytes
+            cut = any(piece.elements < tensors[piece.tensor].elements for piece in chunk.pieces)
+            assert len(chunk.pieces) == 1 or not cut
+            assert cut == (chunk.first is not None)
         else:
             assert chunk.nbytes <= layout.chunk_bytes
+    for unit in units(layout.chunks):
+        if len(unit) > 1:
+            (held,) = {piece.tensor for chunk in unit for piece in chunk.pieces}
+            assert joined(unit).pieces == (Piece(held, 0, 0, tensors[held].elements),)
+            assert [chunk.leads for chunk in unit] == [True] + [False] * (len(unit) - 1)
     assert make_layout(tensors, layout.chunk_bytes, whole) == layout
 
 
@@ -193,8 +203,21 @@ def test_a_scalar_has_one_element_and_one_piece() -> None:
 def test_whole_tensors_share_a_chunk_until_it_is_full() -> None:
     sizes = [100, 100, 5000, 16, 0, 200, 1]
     layout = make_layout([TensorSpec(f"t{i}", (n,), "float32") for i, n in enumerate(sizes)], 1024, whole_tensors=True)
-    assert [[piece.tensor for piece in chunk.pieces] for chunk in layout.chunks] == [[0, 1], [2], [3, 5, 1 + 5]]
+    large = [[2]] * 20
+    assert [[piece.tensor for piece in chunk.pieces] for chunk in layout.chunks] == [[0, 1], *large, [3, 5, 1 + 5]]
+    assert [chunk.first for chunk in layout.chunks] == [None, *[1] * 20, None]
+    assert {make_plan(layout, 3).owner[chunk.index] for chunk in units(layout.chunks)[1]} == {0}
     validate_layout(layout)
+
+
+def test_chunks_that_are_updated_together_go_to_a_new_backup_together() -> None:
+    sizes = [100, 100, 5000, 16, 3000, 1]
+    layout = make_layout([TensorSpec(f"t{i}", (n,), "float32") for i, n in enumerate(sizes)], 1024, whole_tensors=True)
+    sent = groups(layout.chunks, 2048, lambda chunk: chunk.leads)
+    assert [chunk for group in sent for chunk in group] == [*layout.chunks]
+    assert len(sent) > 2
+    for unit in units(layout.chunks):
+        assert any({*unit} <= {*group} for group in sent)
 
 
 def test_whole_tensors_is_about_parameters_only() -> None:
@@ -376,7 +399,7 @@ def test_every_chunk_has_one_owner_and_loads_differ_by_one_chunk(
     for chunks in (plan.chunks_of(server) for server in range(servers)):
         assert all(a.index < b.index for a, b in pairwise(chunks))
     for kind in (None, Kind.PARAMETER):
-        largest = max((c.nbytes for c in layout.chunks if kind in (None, c.kind)), default=0)
+        largest = max((joined(unit).nbytes for unit in units(layout.chunks) if kind in (None, unit[0].kind)), default=0)
         assert max(loads(plan, kind)) - min(loads(plan, kind)) <= largest
     assert make_plan(make_layout(tensors, chunk_bytes, whole), servers) == plan
 

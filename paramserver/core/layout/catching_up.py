@@ -5,7 +5,7 @@ The simulation uses the same rules as the servers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 # Weights that are sent to a new backup at a time. Their optimizer state comes with them.
@@ -20,16 +20,18 @@ class _Sized(Protocol):
 T = TypeVar("T", bound=_Sized)
 
 
-def groups(chunks: Iterable[T], nbytes: int | None = None) -> list[list[T]]:
+def groups(
+    chunks: Iterable[T], nbytes: int | None = None, begins: Callable[[T], bool] = lambda chunk: True
+) -> list[list[T]]:
     """The chunks in groups of at most ``nbytes`` (None: as a new backup gets them), or of one chunk that is larger.
 
-    One empty group if there are no chunks.
+    ``begins``: whether a group may begin with this chunk. One empty group if there are no chunks.
     """
     limit = GROUP_BYTES if nbytes is None else nbytes
     found: list[list[T]] = [[]]
     size = 0
     for chunk in chunks:
-        if found[-1] and size + chunk.nbytes > limit:
+        if found[-1] and size + chunk.nbytes > limit and begins(chunk):
             found.append([])
             size = 0
         found[-1].append(chunk)

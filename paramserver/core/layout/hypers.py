@@ -8,13 +8,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from paramserver.errors import ModelError
 
 HyperValue = float | bool | tuple[float, ...]
 Hypers = Mapping[str, HyperValue]
+Shape = tuple[int, ...]
 
 # Beyond this a hyper-parameter is a mistake, and zeros may no longer stay zeros in float32.
 LARGEST = 1e30
@@ -24,25 +25,47 @@ class Form(enum.Enum):
     NUMBER = "a number"
     FLAG = "true or false"
     PAIR = "a pair of numbers"
+    TRIPLE = "three numbers"
+    # torch has None or a number as the first of the two; without a first number it stands for None.
+    LATE_PAIR = "one or two numbers"
+    WHOLE = "a whole number"
+    # torch has a text or None; it travels as the place in `Field.choices`.
+    CHOICE = "the number of a choice"
+
+
+_LENGTHS = {Form.PAIR: (2,), Form.TRIPLE: (3,), Form.LATE_PAIR: (1, 2)}
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One hyper-parameter; every number in it lies in ``[low, high]``, without ``high`` itself if it is ``open``."""
+    """One hyper-parameter; every number in it lies in ``[low, high]``, without ``high`` itself if it is ``open``.
+
+    ``choices``: what torch takes, for `Form.CHOICE`.
+    """
 
     form: Form = Form.NUMBER
     low: float = 0.0
     high: float = LARGEST
     open: bool = False
+    choices: tuple[str | None, ...] = ()
+
+
+class Extent(enum.Enum):
+    """The shape of a state array, where it is not that of its tensor."""
+
+    ROWS = "a number per row"
+    COLUMNS = "a number per column"
+    VECTOR = "a number per element, and only for tensors with fewer than two dimensions"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """An optimizer: its class in torch.optim (empty: our own), all its hyper-parameters, and the shape of its state.
 
-    ``arrays``: state with a number per element. ``scalars``: state that is one number for the whole tensor.
-    ``structural``: hyper-parameters that decide which arrays exist, with the array each needs; they cannot be switched
-    on or off once training has begun.
+    ``arrays``: state with a number per element, or as ``extents`` says. ``scalars``: state that is one number for the
+    whole tensor. ``structural``: hyper-parameters that decide which arrays exist, with the array each needs; they
+    cannot be switched on or off once training has begun. ``whole``: an update needs all elements of a tensor, so one
+    server holds them all. ``dimensions``: those that every tensor must have, None: any.
     """
 
     title: str
@@ -50,6 +73,30 @@ class Rule:
     arrays: frozenset[str]
     scalars: frozenset[str]
     structural: Mapping[str, str]
+    whole: bool = False
+    extents: Mapping[str, Extent] = field(default_factory=dict)
+    dimensions: int | None = None
+
+    def array_shape(self, key: str, shape: Shape) -> Shape | None:
+        """The shape of a state array of a tensor of this shape; None: such a tensor does not have it.
+
+        >>> RULES["adafactor"].array_shape("row_var", (3, 5)), RULES["adafactor"].array_shape("variance", (3, 5))
+        ((3, 1), None)
+        """
+        extent = self.extents.get(key)
+        if extent is None:
+            return shape
+        if extent is Extent.VECTOR:
+            return shape if len(shape) < 2 else None
+        if len(shape) < 2:
+            return None
+        return (*shape[:-1], 1) if extent is Extent.ROWS else (*shape[:-2], 1, shape[-1])
+
+    def arrays_of(self, hypers: Hypers, shape: Shape) -> dict[str, Shape]:
+        """The state arrays that a tensor of this shape has with these hyper-parameters, and their shapes."""
+        off = {array for flag, array in self.structural.items() if not hypers[flag]}
+        found = {key: self.array_shape(key, shape) for key in sorted(self.arrays - off)}
+        return {key: made for key, made in found.items() if made is not None}
 
 
 _NUMBER = Field()
@@ -100,6 +147,43 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "radam": _rule("RAdam", {"betas": _BETAS, "eps": _NUMBER, **_DECOUPLED}, _MOMENTS),
         "adamax": _rule("Adamax", {"betas": _BETAS, "eps": _NUMBER}, ("exp_avg", "exp_inf")),
         "adadelta": _rule("Adadelta", {"rho": Field(high=1.0), "eps": _NUMBER}, ("square_avg", "acc_delta")),
+        "asgd": _rule("ASGD", {"lambd": _ANY, "alpha": _ANY, "t0": _ANY}, ("ax",), ("step", "eta", "mu")),
+        "rprop": Rule(
+            "Rprop",
+            {"etas": Field(Form.PAIR), "lr": _NUMBER, "maximize": _FLAG, "step_sizes": Field(Form.PAIR)},
+            frozenset({"prev", "step_size"}),
+            frozenset({"step"}),
+            {},
+        ),
+        "adafactor": replace(
+            _rule(
+                "Adafactor",
+                {"beta2_decay": Field(low=-LARGEST, high=0.0), "eps": Field(Form.LATE_PAIR), "d": Field(low=1.0)},
+                ("row_var", "col_var", "variance"),
+            ),
+            whole=True,
+            extents=MappingProxyType(
+                {"row_var": Extent.ROWS, "col_var": Extent.COLUMNS, "variance": Extent.VECTOR},
+            ),
+        ),
+        "muon": Rule(
+            "Muon",
+            {
+                "adjust_lr_fn": Field(Form.CHOICE, choices=(None, "original", "match_rms_adamw")),
+                "eps": _NUMBER,
+                "lr": _NUMBER,
+                "momentum": _NUMBER,
+                "nesterov": _FLAG,
+                "ns_coefficients": Field(Form.TRIPLE, low=-LARGEST),
+                "ns_steps": Field(Form.WHOLE, high=99),
+                "weight_decay": _NUMBER,
+            },
+            frozenset({"momentum_buffer"}),
+            frozenset(),
+            {},
+            whole=True,
+            dimensions=2,
+        ),
         # new = old + the sum of what was pushed
         "sum": Rule("", {}, frozenset(), frozenset(), {}),
     }
@@ -121,6 +205,19 @@ def validate(name: str, groups: Sequence[Mapping[str, object]]) -> None:
             raise ModelError(f"optimizer {name}, parameter group {index}: {problem}")
 
 
+def validate_shapes(name: str, shapes: Mapping[str, Shape]) -> None:
+    """Raises ModelError, naming the tensor, unless a known optimizer can train tensors of these shapes.
+
+    >>> validate_shapes("muon", {"weight": (3, 5)})
+    """
+    dimensions = RULES[name].dimensions
+    for tensor, shape in shapes.items() if dimensions is not None else ():
+        if len(shape) != dimensions:
+            raise ModelError(
+                f"{RULES[name].title} trains tensors with {dimensions} dimensions only; {tensor!r} has shape {shape}"
+            )
+
+
 def validate_change(name: str, before: Sequence[Hypers], after: Sequence[Hypers]) -> None:
     """Raises ModelError unless training may go on with the numbers ``after`` where it had the valid ``before``."""
     validate(name, after)
@@ -140,34 +237,41 @@ def _find_in_group(rule: Rule, hypers: Mapping[str, object]) -> str | None:
         if key not in rule.fields:
             known = ", ".join(rule.fields) or "none"
             return f"unknown hyper-parameter {_show(key)}; known: {known}"
-    for key, field in rule.fields.items():
+    for key, wanted in rule.fields.items():
         if key not in hypers:
-            return f"{key} is missing; give {field.form.value}"
-        problem = _find_in_value(field, hypers[key])
+            return f"{key} is missing; give {wanted.form.value}"
+        problem = _find_in_value(wanted, hypers[key])
         if problem is not None:
             return f"{key} is {_show(hypers[key])} and {problem}"
-    if hypers.get("nesterov") and (not hypers["momentum"] or hypers["dampening"]):
+    if hypers.get("nesterov") and "dampening" in hypers and (not hypers["momentum"] or hypers["dampening"]):
         return "nesterov needs a momentum above 0 and a dampening of 0"
+    etas = hypers.get("etas")
+    if isinstance(etas, tuple) and not 0.0 < etas[0] < 1.0 < etas[1]:
+        return f"etas are {_show(etas)}: the first must lie between 0 and 1, the second above 1"
     return None
 
 
-def _find_in_value(field: Field, value: object) -> str | None:
-    if field.form is Form.FLAG:
+def _find_in_value(wanted: Field, value: object) -> str | None:
+    if wanted.form is Form.FLAG:
         return None if isinstance(value, bool) else "must be true or false"
     numbers: tuple[object, ...]
-    if field.form is Form.PAIR:
-        if not isinstance(value, tuple) or len(value) != 2:
-            return "must be a pair of numbers"
+    if wanted.form in _LENGTHS:
+        if not isinstance(value, tuple) or len(value) not in _LENGTHS[wanted.form]:
+            return f"must be {wanted.form.value}"
         numbers = value
     else:
         numbers = (value,)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):
-            return f"must be {field.form.value}"
+            return f"must be {wanted.form.value}"
         if not math.isfinite(number):
             return "must be finite"
-        if not field.low <= number <= field.high or (field.open and number == field.high):
-            return f"must be at least {field.low:g} and {'below' if field.open else 'at most'} {field.high:g}"
+        if wanted.form is Form.CHOICE and number not in range(len(wanted.choices)):
+            return f"must be a whole number below {len(wanted.choices)}"
+        if wanted.form is Form.WHOLE and number != int(number):
+            return "must be a whole number"
+        if not wanted.low <= number <= wanted.high or (wanted.open and number == wanted.high):
+            return f"must be at least {wanted.low:g} and {'below' if wanted.open else 'at most'} {wanted.high:g}"
     return None
 
 

@@ -11,8 +11,9 @@ import hashlib
 import heapq
 import json
 import math
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 # Bytes. Tensors and chunks begin at multiples of it, so that vector instructions treat them as tensors of their own.
@@ -96,7 +97,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Elements ``start`` to ``start + elements`` of a segment. Elements outside of all pieces are padding, always 0."""
+    """Elements ``start`` to ``start + elements`` of a segment. Elements outside of all pieces are padding, always 0.
+
+    ``first``: the first of the chunks that hold one tensor together and are updated together; None: it is updated by
+    itself.
+    """
 
     index: int
     segment: int
@@ -106,11 +111,17 @@ class Chunk:
     start: int
     elements: int
     pieces: tuple[Piece, ...]
+    first: int | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes in master dtype, with padding."""
         return self.elements * ITEMSIZE[self.dtype]
+
+    @property
+    def leads(self) -> bool:
+        """Whether it has the optimizer state: of itself, or of all chunks that are updated together with it."""
+        return self.first in (None, self.index)
 
     def uses(self, tensors: Container[int]) -> bool:
         """True if the chunk holds a part of one of these tensors."""
@@ -141,7 +152,7 @@ class Layout:
             [[t.name, t.shape, t.dtype, t.kind.value, t.group, t.aliases, t.persistent] for t in self.tensors],
             [[s.kind.value, s.group, s.dtype, s.elements] for s in self.segments],
             [[p.tensor, p.segment, p.offset, p.elements] for p in self.placements],
-            [[c.segment, c.start, c.elements] for c in self.chunks],
+            [[c.segment, c.start, c.elements, *(() if c.first is None else (c.first,))] for c in self.chunks],
         ]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()
 
@@ -158,6 +169,27 @@ class Plan:
         """The chunks of one shard, by index; none if there are more shards than chunks."""
         assert 0 <= shard < self.shards, f"there is no shard {shard} of {self.shards}"
         return tuple(chunk for chunk, owner in zip(self.layout.chunks, self.owner, strict=True) if owner == shard)
+
+
+def units(chunks: Iterable[Chunk]) -> list[tuple[Chunk, ...]]:
+    """Chunks in the order of the plan, as they are updated: one at a time, or all chunks of a tensor together."""
+    found: list[list[Chunk]] = []
+    for chunk in chunks:
+        if chunk.first is not None and found and found[-1][0].index == chunk.first:
+            found[-1].append(chunk)
+        else:
+            found.append([chunk])
+    return [tuple(unit) for unit in found]
+
+
+def joined(unit: Sequence[Chunk]) -> Chunk:
+    """The chunks that are updated together, as one chunk with the number of the first."""
+    first = unit[0]
+    if len(unit) == 1:
+        return first
+    elements = sum(chunk.elements for chunk in unit)
+    piece = Piece(first.pieces[0].tensor, 0, 0, sum(piece.elements for chunk in unit for piece in chunk.pieces))
+    return replace(first, elements=elements, pieces=(piece,))
 
 
 def master_dtype(dtype: str, kind: Kind) -> str:
@@ -210,9 +242,9 @@ def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tenso
 
     The choice depends on the size of tensors that are not frozen. Frozen tensors travel once and not in every step, so
     a large frozen model gets larger chunks, up to 4 MiB.
-    With ``whole_tensors`` no boundary cuts a parameter: a chunk ends early before one that does not fit, and one that
-    is larger than ``chunk_bytes`` is a chunk of its own. Raises ValueError if ``chunk_bytes`` or the model cannot be
-    used, and then names the tensor.
+    With ``whole_tensors`` a chunk ends early before a parameter that does not fit, and a parameter that is larger than
+    ``chunk_bytes`` has chunks of its own, which are updated together. Raises ValueError if ``chunk_bytes`` or the model
+    cannot be used, and then names the tensor.
     """
     if chunk_bytes < 0 or chunk_bytes % ALIGNMENT:
         raise ValueError(f"chunk_bytes must be a multiple of {ALIGNMENT}, or 0 to have it chosen, not {chunk_bytes}")
@@ -244,16 +276,18 @@ def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tenso
         whole = whole_tensors and segment.kind is Kind.PARAMETER
         limit = (frozen_bytes if segment.kind is Kind.FROZEN else chunk_bytes) // ITEMSIZE[segment.dtype]
         cuts = _whole_cuts(segment, inside, limit) if whole else _even_cuts(segment, limit)
-        chunks.extend(_chunks(segment, inside, cuts, len(chunks)))
+        made = [*_chunks(segment, inside, cuts, len(chunks))]
+        chunks.extend(_together(made) if whole else made)
     return Layout(tuple(tensors), segments, tuple(placements), tuple(chunks), chunk_bytes)
 
 
 def make_plan(layout: Layout, shards: int, shares: Sequence[int] = ()) -> Plan:
     """Spread the chunks over the shards by bytes: the largest first, to the shard that lacks most, ties by index.
 
-    Parameters go first, then buffers, then frozen tensors, so that both the parameters and the whole are in balance:
-    either way two shards differ by one chunk at most. ``shares``: how much each shard takes in relation to the
-    others, nothing if 0; without any all take as much. Raises ValueError if there is no shard, or none that takes any.
+    Chunks that are updated together go to one shard, as if they were one. Parameters go first, then buffers, then
+    frozen tensors, so that both the parameters and the whole are in balance: either way two shards differ by the
+    largest at most. ``shares``: how much each shard takes in relation to the others, nothing if 0; without any all take
+    as much. Raises ValueError if there is no shard, or none that takes any.
     """
     if not 1 <= shards <= MAX_SHARDS:
         raise ValueError(f"a plan needs 1 to {MAX_SHARDS} shards, not {shards}")
@@ -261,7 +295,7 @@ def make_plan(layout: Layout, shards: int, shares: Sequence[int] = ()) -> Plan:
     whole = sum(parts)
     if len(parts) != shards or min(parts) < 0 or not whole:
         raise ValueError(f"{list(parts)[:16]} cannot be the shares of {shards} shards")
-    owner = [0] * len(layout.chunks)
+    owner_of: dict[int, int] = {}
     # Bytes that each shard has above its share so far; below 0, bytes that it lacks.
     above = [0] * shards
     for kind in _SPREAD_ORDER:
@@ -269,12 +303,13 @@ def make_plan(layout: Layout, shards: int, shares: Sequence[int] = ()) -> Plan:
         total = sum(chunk.nbytes for chunk in chunks)
         heap = [(above[shard] - part * total // whole, shard) for shard, part in enumerate(parts) if part]
         heapq.heapify(heap)
-        for chunk in sorted(chunks, key=lambda c: (-c.nbytes, c.index)):
-            has, owner[chunk.index] = heap[0]
-            heapq.heapreplace(heap, (has + chunk.nbytes, owner[chunk.index]))
+        for unit in sorted(units(chunks), key=lambda unit: (-joined(unit).nbytes, unit[0].index)):
+            has, shard = heap[0]
+            owner_of.update(dict.fromkeys((chunk.index for chunk in unit), shard))
+            heapq.heapreplace(heap, (has + joined(unit).nbytes, shard))
         for has, shard in heap:
             above[shard] = has
-    return Plan(layout, shards, tuple(owner))
+    return Plan(layout, shards, tuple(owner_of[chunk.index] for chunk in layout.chunks))
 
 
 def _check_tensors(tensors: Sequence[TensorSpec]) -> None:
@@ -320,15 +355,28 @@ def _even_cuts(segment: Segment, limit: int) -> list[int]:
 
 
 def _whole_cuts(segment: Segment, inside: Sequence[Placement], limit: int) -> list[int]:
-    """Chunk boundaries between tensors only: as many as fit into ``limit`` elements share a chunk."""
-    cuts = []
+    """Chunk boundaries at which no tensor of up to ``limit`` elements is cut, and none shares a chunk with a part."""
+    cuts: list[int] = []
     start = 0
     for placement in inside:
         end = placement.offset + _padded(placement.elements, segment.dtype)
         if end - start > limit and placement.offset > start:
             cuts.append(placement.offset)
             start = placement.offset
+        if end - start > limit:
+            cuts.extend([*range(start + limit, end, limit), end])
+            start = end
     return [*cuts, segment.elements]
+
+
+def _together(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The same chunks; those that hold parts of one tensor are to be updated together."""
+    firsts: dict[int, int] = {}
+    found = list(chunks)
+    parts = Counter(piece.tensor for chunk in found for piece in chunk.pieces)
+    for chunk in found:
+        tensor = chunk.pieces[0].tensor if chunk.pieces else -1
+        yield replace(chunk, first=firsts.setdefault(tensor, chunk.index)) if parts[tensor] > 1 else chunk
 
 
 def _chunks(segment: Segment, inside: Sequence[Placement], cuts: Sequence[int], index: int) -> Iterator[Chunk]:

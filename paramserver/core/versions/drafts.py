@@ -120,11 +120,11 @@ Effect = Begin | Make | Forget | Adopt
 class DraftState:
     """The drafts of one shard, at most one at a time. All changes go through :meth:`handle`.
 
-    ``chunks``: those that change with versions. ``nbytes``: their size; smaller shards are not drafted.
+    ``chunks``: those that are drafted. ``nbytes``: of all that change with versions; smaller shards are not drafted.
     """
 
     def __init__(self, chunks: Sequence[int], nbytes: int) -> None:
-        self._chunks, self._large = tuple(chunks), nbytes >= DRAFT_BYTES
+        self._chunks, self._large = dict.fromkeys(chunks), nbytes >= DRAFT_BYTES
         self._numbers = itertools.count(1)
         # None while a version is made.
         self._step: int | None = None
@@ -190,7 +190,7 @@ class DraftState:
         if not self._draft:
             return []
         self._lacking[chunk] -= 1
-        return [] if self._lacking[chunk] else [Make(self._draft, chunk)]
+        return [] if self._lacking[chunk] or chunk not in self._chunks else [Make(self._draft, chunk)]
 
     def _failed(self, part: int) -> list[Effect]:
         if part not in self._parts:

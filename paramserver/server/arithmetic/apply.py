@@ -25,12 +25,10 @@ from paramserver.kernels.library import Formula
 from paramserver.kernels.library import Kind as Step
 from paramserver.server.arithmetic.combine import Sum, scratch, split
 from paramserver.server.arithmetic.fused import Kernel, kernel_of
+from paramserver.server.arithmetic.state import StateEntry
 from paramserver.tensors.dtypes import torch_dtype
 from paramserver.tensors.optimizers import FUSED, build
 from paramserver.tensors.uncompiled import step
-
-# (tensor, key, first element in the tensor, data, one number for the whole tensor)
-StateEntry = tuple[int, str, int, Tensor, bool]
 
 # With an epsilon below this, padding could become 0 / 0 and is kept out of the runs.
 _SMALL_EPS = 1e-30
@@ -216,10 +214,14 @@ class ChunkState:
                 state[key] = self._keep(run, key, state[key])
                 run.keys |= {key}
 
+    def fresh(self) -> ChunkState:
+        """The state of the same chunk before its first update."""
+        return ChunkState(self.chunk, self.optimizer)
+
     def fork(self) -> ChunkState:
         """A copy, with memory of its own."""
         self._collect()
-        copy = ChunkState(self.chunk, self.optimizer)
+        copy = self.fresh()
         copy._arrays = {key: array.clone() for key, array in self._arrays.items()}
         copy._scalars = [{key: number.clone() for key, number in numbers.items()} for numbers in self._scalars]
         copy._keys, copy._structure = list(self._keys), self._structure

@@ -256,7 +256,7 @@ class Backups:
     # ---- catching up
 
     async def _catch_up(self, backup: Backup) -> None:
-        parts = groups(backup.wants)
+        parts = groups(backup.wants, begins=lambda chunk: chunk.leads)
         began = time.monotonic()
         sent = 0
         for number, group in enumerate(parts):

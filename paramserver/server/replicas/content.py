@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from paramserver.core.layout.plan import Chunk
 from paramserver.core.versions.shard import ShardState
 from paramserver.errors import ProtocolError
-from paramserver.server.arithmetic.apply import StateEntry
 from paramserver.server.arithmetic.hypers import Hyperparameters
+from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.replicas.facts import clocks_to_proto, facts_to_proto
 from paramserver.server.replicas.parcels import CatchUpParcel
 from paramserver.server.versions.shard import Contribution, ShardTensors, leading, used_by

@@ -16,7 +16,7 @@ from paramserver.core.layout.plan import Chunk, Plan
 from paramserver.core.layout.replanning import sources
 from paramserver.core.versions.events import Activated
 from paramserver.errors import ProtocolError
-from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.arithmetic.state import State
 from paramserver.server.replicas.facts import Beside, facts_from_proto
 from paramserver.server.replicas.parts import Parts
 from paramserver.server.rpc.process import Process
@@ -77,7 +77,7 @@ class _Part:
     ) -> None:
         self.source = source
         self.weights: dict[int, Tensor] = {}
-        self.states: dict[int, ChunkState] = {}
+        self.states: dict[int, State] = {}
         self.beside: Beside | None = None
         self._made, self._filling, self._process, self._chunks = made, filling, process, chunks
         if brought is not None and (there := brought.at(source, filling.version)) is not None:
@@ -87,7 +87,7 @@ class _Part:
         """Get all of it from the shard at ``address``. Raises what the calls raise."""
         channel, chunks = self._process.connect(address), [self._made.chunks[index] for index in self._chunks]
         try:
-            for number, group in enumerate(groups(chunks, _GROUP_BYTES)):
+            for number, group in enumerate(groups(chunks, _GROUP_BYTES, lambda chunk: chunk.leads)):
                 await self._group(channel, group, facts=self.source == 0 and number == 0)
         finally:
             await channel.close()

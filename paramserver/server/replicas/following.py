@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk
-from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.arithmetic.state import State
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
 
@@ -46,11 +46,11 @@ class Following:
             raise errors.GoneError(f"this backup has {there}, and not version {number}: bring it all of the shard")
         return self.version
 
-    def take(self, chunks: Mapping[int, Tensor], states: Mapping[int, ChunkState]) -> None:
+    def take(self, chunks: Mapping[int, Tensor], states: Mapping[int, State]) -> None:
         """Take chunks in, which are of the version at which the backup stands."""
         version, tensors = self.version, self._shard.tensors
         assert version is not None, "the first chunks say which version they are of"
-        fresh = {i: ChunkState(self._shard.chunks[i], tensors.optimizer) for i in chunks if i in tensors.states}
+        fresh = {i: tensors.states[i].fresh() for i in chunks if i in tensors.states}
         tensors.states.update({**fresh, **states})
         have = {**version.tensors, **chunks}
         # In the order of the plan, as at the primary.

@@ -11,7 +11,7 @@ import structlog
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk
 from paramserver.frames import AnyFrame
-from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.replicas.outbox import Loan
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.tensors.codec import Ref, chunk_frames, frame_of
@@ -27,6 +27,8 @@ log = structlog.get_logger("paramserver.server")
 
 # How long an attempt may take, and how much longer for each byte, which is the time on a link of 1 Mb/s.
 _ATTEMPT_S, _BYTE_S = 10.0, 8e-6
+# A longer piece of optimizer state is sent in parts. Only that of a whole tensor is longer.
+_PART_BYTES = 4 << 20
 
 
 class Parcel(Protocol):
@@ -224,12 +226,15 @@ def _state_parts(entries: Sequence[StateEntry]) -> Iterator[tuple[shard_pb2.Stat
         if scalar:
             seen.add((tensor, key))
         flat = data.reshape(-1)
-        ref = shard_pb2.StateRef(
-            tensor=tensor,
-            key=key,
-            start=start,
-            bytes=flat.numel() * flat.element_size(),
-            dtype=str(flat.dtype).removeprefix("torch."),
-            scalar=scalar,
-        )
-        yield ref, buffer_of(flat.contiguous())
+        most = _PART_BYTES // flat.element_size()
+        for offset in range(0, flat.numel(), most):
+            part = flat[offset : offset + most]
+            ref = shard_pb2.StateRef(
+                tensor=tensor,
+                key=key,
+                start=start + offset,
+                bytes=part.numel() * part.element_size(),
+                dtype=str(part.dtype).removeprefix("torch."),
+                scalar=scalar,
+            )
+            yield ref, buffer_of(part.contiguous())

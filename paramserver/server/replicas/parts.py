@@ -16,8 +16,8 @@ from torch import Tensor
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk, Plan
 from paramserver.core.layout.replanning import sources
-from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.hypers import Hyperparameters
+from paramserver.server.arithmetic.state import State
 from paramserver.server.replicas.following import Following
 from paramserver.server.team import Team
 from paramserver.server.versions.shard import ShardTensors
@@ -89,7 +89,7 @@ class Parts:
             raise errors.GoneError("this shard of a new plan does not want these chunks")
         return found[0]
 
-    def at(self, source: int, version: int) -> tuple[Mapping[int, Tensor], Mapping[int, ChunkState]] | None:
+    def at(self, source: int, version: int) -> tuple[Mapping[int, Tensor], Mapping[int, State]] | None:
         """Weights and optimizer state of a part that has all of its chunks at ``version``; None: it has not."""
         part = self.parts.get(source)
         if part is None or not part.whole or part.following.version is None:

@@ -10,7 +10,7 @@ from paramserver import errors
 from paramserver.checkpoint import probe
 from paramserver.checkpoint.place import Place
 from paramserver.frames import AnyFrame
-from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.replicas.facts import epoch_slices
 from paramserver.server.reporting import ledger_response, report
 from paramserver.server.rpc.contributions import Contributions

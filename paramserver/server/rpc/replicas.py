@@ -13,7 +13,7 @@ from paramserver import errors
 from paramserver.core.layout.plan import Chunk
 from paramserver.failpoints import reach
 from paramserver.frames import AnyFrame
-from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.arithmetic.state import State
 from paramserver.server.replicas.content import contribution, used_in
 from paramserver.server.replicas.facts import facts_from_proto
 from paramserver.server.replicas.lent import Lent
@@ -183,7 +183,7 @@ class Replicas:
                 shard.copies.following.begin(header.version)
             shard.copies.following.here(header.version)
 
-            def load() -> Mapping[int, ChunkState]:
+            def load() -> Mapping[int, State]:
                 return brought.load(header.states, shard.hypers.first, upload.chunks)
 
             shard.copies.following.take(upload.chunks, await shard.arithmetic(load))

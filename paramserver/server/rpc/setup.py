@@ -16,8 +16,8 @@ from paramserver.core.layout.plan import Chunk, Kind, Plan
 from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.frames import AnyFrame
-from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.norms import NormExchange
+from paramserver.server.arithmetic.state import State
 from paramserver.server.replicas.filling import fill
 from paramserver.server.replicas.parts import Parts
 from paramserver.server.rpc.host import Host
@@ -223,7 +223,7 @@ class Setup:
         if bad is not None:
             raise errors.NonFiniteError(f"the initial value of {bad!r} is not finite")
         header, kept = upload.header.initialize, shard.kept
-        states: Mapping[int, ChunkState] = await self._host.process.arithmetic(
+        states: Mapping[int, State] = await self._host.process.arithmetic(
             lambda: brought.load(header.states, shard.hypers.first)
         )
         chunks: Mapping[int, torch.Tensor] = upload.chunks

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 from paramserver.core.layout.hypers import RULES, Hypers
 from paramserver.core.layout.plan import Piece
 from paramserver.errors import ModelError, NonFiniteError, ProtocolError
-from paramserver.server.arithmetic.apply import ChunkState, StateEntry
+from paramserver.server.arithmetic.state import State, StateEntry
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.tensors.dtypes import itemsize, tensor_from
 from paramserver.tensors.finite import is_finite
@@ -24,8 +25,8 @@ class BroughtState:
         # By tensor and first element: the piece of a chunk that lies on this shard, and its type.
         self._pieces: dict[tuple[int, int], tuple[Piece, str]] = {
             (piece.tensor, piece.tensor_start): (piece, tensors.layout.chunks[index].dtype)
-            for index in tensors.states
-            for piece in tensors.layout.chunks[index].pieces
+            for index, state in tensors.states.items()
+            for piece in state.chunk.pieces
         }
         self._owned = frozenset(tensor for tensor, _ in self._pieces)
         self._seen: set[tuple[int, str, int]] = set()
@@ -42,8 +43,7 @@ class BroughtState:
             elements, dtype = 1, "float32"
             fits = ref.start == 0
         else:
-            piece, dtype = self._pieces.get((ref.tensor, ref.start), (None, ""))
-            elements, fits = (piece.elements, True) if piece is not None else (0, False)
+            elements, dtype, fits = self._array(ref)
         if not fits or ref.dtype != dtype or ref.bytes != elements * itemsize(dtype):
             raise ProtocolError(
                 f"the state {ref.key!r} of tensor {ref.tensor} has another shape or type than its tensor"
@@ -55,21 +55,29 @@ class BroughtState:
         self._seen.add(name)
         self._entries.setdefault(ref.tensor, []).append((ref.tensor, ref.key, ref.start, values, ref.scalar))
 
-    def load(
-        self, announced: int, groups: Sequence[Hypers], chunks: Iterable[int] | None = None
-    ) -> dict[int, ChunkState]:
+    def _array(self, ref: shard_pb2.StateRef) -> tuple[int, str, bool]:
+        """Elements and type of a piece of an array, and whether there is such a piece."""
+        if not self._rule.whole:
+            piece, dtype = self._pieces.get((ref.tensor, ref.start), (None, ""))
+            return (piece.elements, dtype, True) if piece is not None else (0, "", False)
+        _, dtype = self._pieces[ref.tensor, 0]
+        shape = self._rule.array_shape(ref.key, self._tensors.layout.tensors[ref.tensor].shape)
+        left = prod(shape or (0,)) - ref.start
+        return min(ref.bytes // itemsize(dtype), left), dtype, left >= 0
+
+    def load(self, announced: int, groups: Sequence[Hypers], chunks: Iterable[int] | None = None) -> dict[int, State]:
         """The state of all chunks that were brought any, or of these ``chunks``, by chunk.
 
         ``groups``: the hyper-parameters, which say what state there must be. Raises ProtocolError if some is missing.
         """
         if announced != len(self._seen):
             raise ProtocolError(f"the stream announces {announced} pieces of state, but {len(self._seen)} came")
-        made: dict[int, ChunkState] = {}
+        made: dict[int, State] = {}
         for index in self._tensors.states if chunks is None else self._tensors.states.keys() & set(chunks):
-            chunk = self._tensors.layout.chunks[index]
+            chunk = self._tensors.states[index].chunk
             entries = [entry for piece in chunk.pieces for entry in self._entries.get(piece.tensor, ())]
             if entries:
-                made[index] = ChunkState(chunk, self._tensors.optimizer)
+                made[index] = self._tensors.states[index].fresh()
                 try:
                     made[index].load(entries)
                     made[index].check(groups[chunk.group])

@@ -15,7 +15,7 @@ import torch
 from paramserver.checkpoint.tensorfile import Entry
 from paramserver.core.layout.plan import Chunk, Layout, Piece, Plan
 from paramserver.core.versions.ledger import Row
-from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.versions.version import Version
 from paramserver.tensors.dtypes import buffer_of, in_model_type, torch_dtype
 from paramserver.v1 import shard_pb2

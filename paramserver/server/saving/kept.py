@@ -9,7 +9,7 @@ import torch
 
 from paramserver.checkpoint.contents import ShardFacts
 from paramserver.core.versions.shard import ShardState
-from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.arithmetic.state import State
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.server.versions.version import Version
 
@@ -20,7 +20,7 @@ class Kept:
 
     version: int
     weights: Mapping[int, torch.Tensor]
-    states: Mapping[int, ChunkState]
+    states: Mapping[int, State]
     facts: ShardFacts
 
     @classmethod

@@ -12,7 +12,7 @@ from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import TensorFile
 from paramserver.core.layout.hypers import RULES
 from paramserver.core.layout.plan import Chunk, Layout
-from paramserver.server.arithmetic.apply import StateEntry
+from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
@@ -29,8 +29,8 @@ def restore(
     with Contents(place, manifest) as contents:
         facts = contents.check(layout, optimizer)
         chunks = {chunk.index: _chunk(contents, layout, chunk) for chunk in tensors.chunks}
-        for index, state in tensors.states.items():
-            state.load(_state(contents, layout, layout.chunks[index], optimizer.name))
+        for state in tensors.states.values():
+            state.load(_state(contents, layout, state.chunk, optimizer.name))
     return Version(manifest.version, tensors.chunks, chunks), facts
 
 

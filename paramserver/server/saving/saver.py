@@ -189,8 +189,9 @@ class Saver:
     def _write(self, copy: Copy, tensors: ShardTensors) -> None:
         number, config = copy.version.number, self._config
         parameters = [c for c in self._plan.chunks_of(config.shard) if c.kind is Kind.PARAMETER]
+        leading = [chunk for chunk in parameters if chunk.leads]
         if copy.hurry:
-            for chunk in parameters:
+            for chunk in leading:
                 copy.states.keep(chunk.index)
         where = checkpoint_name(number, config.timeline)
         part = f"{config.shard + 1:05d}-of-{config.shards:05d}.safetensors"
@@ -204,8 +205,8 @@ class Saver:
             self._contents.names(mine),
             number,
         )
-        entries = [*self._contents.state_entries(copy, parameters), *self._contents.other_entries(copy, mine)]
-        data = itertools.chain(self._contents.state_values(copy, parameters), self._contents.other_values(copy, mine))
+        entries = [*self._contents.state_entries(copy, leading), *self._contents.other_entries(copy, mine)]
+        data = itertools.chain(self._contents.state_values(copy, leading), self._contents.other_values(copy, mine))
         facts = {"shard": copy.facts, "names": json.dumps(copy.names)}
         optimizer = write_tensors(self._place, where, f"optimizer-{part}", entries, data, facts, number)
         copy.status.weights.CopyFrom(_saved(weights))

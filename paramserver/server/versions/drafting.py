@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from paramserver.compress.base import Compressor
     from paramserver.core.layout.plan import Chunk
-    from paramserver.server.arithmetic.apply import ChunkState
+    from paramserver.server.arithmetic.state import State
     from paramserver.server.replicas.outbox import Content
     from paramserver.server.traced import ShardTrace
     from paramserver.server.versions.shard import Contribution, Making, ShardTensors
@@ -59,7 +59,7 @@ class Draft:
     ) -> None:
         self.number, self.making, self.rounding, self.content = number, making, rounding, content
         # By chunk: the weights, and the optimizer state that goes with them. Filled in the arithmetic thread.
-        self.made: dict[int, tuple[Tensor, ChunkState | None]] = {}
+        self.made: dict[int, tuple[Tensor, State | None]] = {}
         # By chunk, the frame that is sent, encoded once for all pulls; the chunks in the order they were made in.
         self.frames: dict[int, Frame] = {}
         self.order: list[int] = []
@@ -105,7 +105,7 @@ class Drafting:
         self.listeners: set[asyncio.Event] = set()
         self._tensors, self._do, self._content = tensors, do, content
         self._began = began
-        self._chunks = {chunk.index: chunk for chunk in tensors.chunks if chunk.kind is not Kind.FROZEN}
+        self._chunks = {c.index: c for c in tensors.chunks if c.kind is not Kind.FROZEN and c.first is None}
         self._state = DraftState([*self._chunks], moving_bytes(tensors.chunks))
         self._base: Version | None = None
         # The contributions that are arriving, by id.

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paramserver.core.layout.plan import Chunk, Kind, Layout
+from paramserver.core.layout.plan import Chunk, Kind, Layout, joined, units
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.versions.reduction import Node
 from paramserver.errors import NonFiniteError
 from paramserver.failpoints import planned, reach
-from paramserver.server.arithmetic.apply import ChunkState, StateEntry
 from paramserver.server.arithmetic.combine import Sum, combine
+from paramserver.server.arithmetic.state import State, StateEntry
+from paramserver.server.arithmetic.whole import state_of
 from paramserver.server.team import Team
 from paramserver.server.versions.receive import first_non_finite
 from paramserver.server.versions.version import Version
@@ -78,7 +79,7 @@ class Making:
 class StateCopy:
     """The optimizer state of one version, by chunk. The first user of a chunk copies its state; it is used once."""
 
-    def __init__(self, states: Mapping[int, ChunkState], lock: threading.Lock) -> None:
+    def __init__(self, states: Mapping[int, State], lock: threading.Lock) -> None:
         self._states, self._lock = states, lock
         self._copies: dict[int, list[StateEntry]] = {}
         self._used: set[int] = set()
@@ -128,7 +129,11 @@ class ShardTensors:
         self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
         # Seconds that updates have waited for copies of the optimizer state.
         self.copy_s = 0.0
-        self.states = {c.index: ChunkState(c, optimizer) for c in chunks if c.kind is Kind.PARAMETER}
+        self.states: dict[int, State] = {
+            unit[0].index: state_of(joined(unit), optimizer, layout)
+            for unit in units(chunks)
+            if unit[0].kind is Kind.PARAMETER
+        }
         # Held while the state of a chunk is read outside of an update.
         self._lock = threading.Lock()
         self._copying: tuple[StateCopy, ...] = ()
@@ -144,7 +149,7 @@ class ShardTensors:
         contributions: Sequence[Contribution],
         given: Mapping[int, torch.Tensor] | None = None,
         space: Callable[[Chunk], torch.Tensor] | None = None,
-        drafted: Mapping[int, tuple[torch.Tensor, ChunkState | None]] | None = None,
+        drafted: Mapping[int, tuple[torch.Tensor, State | None]] | None = None,
         keep: Keep | None = None,
     ) -> Version:
         """The version after ``base``: contributions in the order of their slices, combined and applied once.
@@ -176,9 +181,17 @@ class ShardTensors:
                 return weights if out is None else out.copy_(weights)
             return self._next(chunk, making, None if given is None else given.get(chunk.index), out, keep=keep)[0]
 
-        moving = [chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN]
-        made = self._each(following, moving)
-        tensors = {**base.tensors, **{chunk.index: new for chunk, new in zip(moving, made, strict=True)}}
+        def together(unit: tuple[Chunk, ...]) -> list[torch.Tensor]:
+            if len(unit) == 1:
+                return [following(unit[0])]
+            outs = [] if space is None else [space(chunk) for chunk in unit]
+            return self._next_together(unit, making, given or {}, outs, keep)
+
+        moving = units(chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN)
+        made = self._each(together, moving)
+        tensors = dict(base.tensors)
+        for unit, parts in zip(moving, made, strict=True):
+            tensors.update((chunk.index, new) for chunk, new in zip(unit, parts, strict=True))
         return Version(base.number + 1, self.chunks, tensors)
 
     @staticmethod
@@ -189,7 +202,7 @@ class ShardTensors:
 
     def drafted(
         self, chunk: Chunk, making: Making, keep: Keep | None = None
-    ) -> tuple[torch.Tensor, ChunkState | None, bool]:
+    ) -> tuple[torch.Tensor, State | None, bool]:
         """A chunk of a draft. The contributions need to have no more than this chunk. ``keep``: as in :meth:`build`.
 
         Changes nothing: the state that goes with it (None: as it is) is a copy. The last value: whether all numbers of
@@ -209,7 +222,7 @@ class ShardTensors:
         out: torch.Tensor | None = None,
         fork: bool = False,
         keep: Keep | None = None,
-    ) -> tuple[torch.Tensor, ChunkState | None, bool]:
+    ) -> tuple[torch.Tensor, State | None, bool]:
         """The next weights of a chunk, in ``out`` if given, and the state that was updated, if there is any.
 
         ``given``: what to apply, if it is known already. ``fork``: the state is a copy, and that of the shard stays as
@@ -241,12 +254,44 @@ class ShardTensors:
         reach("apply.after_weights_before_opt", making.base.number)
         return new, state, fork and summed.all_finite
 
-    def _each(self, work: Callable[[Chunk], torch.Tensor], chunks: Sequence[Chunk]) -> list[torch.Tensor]:
+    def _next_together(
+        self,
+        unit: tuple[Chunk, ...],
+        making: Making,
+        given: Mapping[int, torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        keep: Keep | None,
+    ) -> list[torch.Tensor]:
+        """The next weights of the chunks of one tensor, in ``outs`` if there are any. ``given``, ``keep``: as above."""
+        old = [making.base.tensors[chunk.index] for chunk in unit]
+        here = making.used_in(unit[0])
+        if here:
+            gradient = torch.cat([self._gradient(chunk, making, given.get(chunk.index), keep) for chunk in unit])
+            state = self.states[unit[0].index]
+            self._copy_first(unit[0].index)
+            reach("apply.mid", making.base.number)
+            whole = state.step(torch.cat(old), gradient, here, making.leader.groups[unit[0].group])
+            reach("apply.after_weights_before_opt", making.base.number)
+            old = [whole[at : at + chunk.elements] for chunk in unit for at in [chunk.start - unit[0].start]]
+        return [out.copy_(new) for out, new in zip(outs, old, strict=True)] if outs else old
+
+    def _gradient(self, chunk: Chunk, making: Making, given: torch.Tensor | None, keep: Keep | None) -> torch.Tensor:
+        """The gradient of a step, checked: what is ``given``, or the whole sum."""
+        if given is not None:
+            return given
+        summed = self._summed(chunk, making, None if keep is None else keep(chunk))
+        gradient = summed.whole()
+        self._check(chunk, summed, making.parts)
+        return gradient
+
+    def _each(
+        self, work: Callable[[tuple[Chunk, ...]], list[torch.Tensor]], moving: Sequence[tuple[Chunk, ...]]
+    ) -> list[list[torch.Tensor]]:
         # A planned fault strikes between two chunks, in the thread that is known to be this server's.
-        small = sum(chunk.nbytes for chunk in chunks) <= _ALONE_BYTES
+        small = sum(chunk.nbytes for unit in moving for chunk in unit) <= _ALONE_BYTES
         if small or planned("apply.mid") or planned("apply.after_weights_before_opt"):
-            return [work(chunk) for chunk in chunks]
-        return self._team.each(work, chunks)
+            return [work(unit) for unit in moving]
+        return self._team.each(work, moving)
 
     def combined(
         self,
@@ -265,13 +310,9 @@ class ShardTensors:
         wanted = [chunk for chunk in self.chunks if chunk.kind in kinds and chunk.uses(making.used)]
 
         def one(chunk: Chunk) -> torch.Tensor:
-            kept = None if keep is None else keep(chunk)
             if chunk.kind is Kind.BUFFER:
-                return self._change(chunk, making, kept)
-            summed = self._summed(chunk, making, kept)
-            gradient = summed.whole()
-            self._check(chunk, summed, making.parts)
-            return gradient
+                return self._change(chunk, making, None if keep is None else keep(chunk))
+            return self._gradient(chunk, making, None, keep)
 
         return {chunk.index: made for chunk, made in zip(wanted, self._team.each(one, wanted), strict=True)}
 

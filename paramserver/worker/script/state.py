@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from paramserver import errors
-from paramserver.core.layout.hypers import RULES, Hypers
-from paramserver.core.layout.plan import Chunk, Kind, Layout
+from paramserver.core.layout.hypers import RULES, Hypers, Rule, Shape
+from paramserver.core.layout.plan import MAX_CHUNK_BYTES, Chunk, Kind, Layout, joined, units
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
 from paramserver.tensors.finite import is_finite
 from paramserver.v1 import shard_pb2
@@ -37,12 +37,15 @@ class Brought:
         """The pieces that go with the chunks of one server, and their bytes."""
         found: list[tuple[shard_pb2.StateRef, memoryview]] = []
         told: set[int] = set()
-        for chunk in chunks:
+        for chunk in map(joined, units(chunks)):
             for piece in chunk.pieces:
                 tensor = piece.tensor
                 for key, array in sorted(self.arrays.get(tensor, {}).items()):
-                    part = array[piece.tensor_start : piece.tensor_start + piece.elements]
-                    found.append(_part(tensor, key, piece.tensor_start, part, scalar=False))
+                    # An array may be shorter than its tensor, which then is in one piece. Only then it may need parts.
+                    most = MAX_CHUNK_BYTES // array.element_size()
+                    end = min(piece.tensor_start + piece.elements, array.numel())
+                    for start in range(piece.tensor_start, end, most):
+                        found.append(_part(tensor, key, start, array[start : min(start + most, end)], scalar=False))
                 for key, number in sorted(self.scalars.get(tensor, {}).items()) if tensor not in told else ():
                     found.append(_part(tensor, key, 0, number.reshape(1), scalar=True))
                 told.add(tensor)
@@ -88,19 +91,19 @@ def bring(binding: ModelBinding, state: Mapping[Tensor, Mapping[str, Any]] | Non
         hypers = groups[spec.group]
         if binding.name == "adagrad" and _untouched(present, hypers):
             continue  # torch has it from the start, servers from the first update on
-        off = {array for flag, array in rule.structural.items() if not hypers[flag]}
+        arrays_here = rule.arrays_of(hypers, spec.shape)
         for key in sorted(present.keys() - rule.arrays - rule.scalars):
             raise errors.ModelError(
                 f"the optimizer state of {spec.name!r} has {str(key)[:40]!r}, which torch.optim.{rule.title} does not "
                 "have: load state that this kind of optimizer has saved"
             )
-        required = (rule.arrays | rule.scalars) - off
+        required = arrays_here.keys() | rule.scalars
         for key in sorted(required - present.keys()):
             raise errors.ModelError(f"the optimizer state of {spec.name!r} lacks {key!r}: load all of it, or none")
         master = torch.float64 if spec.dtype == "float64" else torch.float32
         for key in sorted(required):  # torch reads no arrays that are switched off, either
             value = torch.as_tensor(present[key]).detach()
-            shape = () if key in rule.scalars else spec.shape
+            shape = arrays_here.get(key, ())
             if value.numel() != math.prod(shape) or (shape and tuple(value.shape) != shape):
                 raise errors.ModelError(
                     f"the optimizer state {key!r} of {spec.name!r} has shape {tuple(value.shape)}, its parameter has "
@@ -139,7 +142,7 @@ def in_torch_format(
         placement = layout.placements[ref.tensor]
         dtype = "float32" if ref.scalar else layout.segments[placement.segment].dtype
         values = tensor_from(bytearray(data), dtype)
-        size = 1 if ref.scalar else placement.elements
+        size = 1 if ref.scalar else _elements(rule, ref.key, layout.tensors[ref.tensor].shape)
         if ref.dtype != dtype or ref.start + values.numel() > size:
             raise errors.ProtocolError(f"a server sent the state {ref.key!r} of tensor {ref.tensor} in another shape")
         states = flat.setdefault(ref.tensor, {})
@@ -149,7 +152,7 @@ def in_torch_format(
         if not ref.scalar:
             filled[ref.tensor, ref.key] = filled.get((ref.tensor, ref.key), 0) + values.numel()
     for (tensor, key), elements in filled.items():
-        if elements != layout.placements[tensor].elements:
+        if elements != _elements(rule, key, layout.tensors[tensor].shape):
             raise errors.ProtocolError(f"the servers sent only a part of the state {key!r} of tensor {tensor}")
     found: dict[Tensor, dict[str, Tensor]] = {}
     for index, parameter in enumerate(binding.parameters):
@@ -162,10 +165,17 @@ def in_torch_format(
             states = {"step": torch.zeros(1), "sum": torch.full((placement.elements,), first, dtype=master)}
         if states:
             found[parameter] = {
-                key: value.reshape(()) if key in rule.scalars else value.view(spec.shape).to(parameter.device)
+                key: value.reshape(())
+                if key in rule.scalars
+                else value.view(rule.array_shape(key, spec.shape) or ()).to(parameter.device)
                 for key, value in sorted(states.items())
             }
     return found
+
+
+def _elements(rule: Rule, key: str, shape: Shape) -> int:
+    """How many elements a state array of a tensor of this shape has."""
+    return math.prod(rule.array_shape(key, shape) or (0,))
 
 
 def same(ours: Mapping[Any, Mapping[str, Any]], theirs: Mapping[Any, Mapping[str, Any]]) -> bool:

@@ -31,7 +31,7 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.core.layout.plan import Chunk
 from paramserver.membership.settings import consistency_of
 from paramserver.results.collect import Result
-from paramserver.server.arithmetic.apply import ChunkState
+from paramserver.server.arithmetic.state import State
 from paramserver.server.service import ServerService
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
@@ -416,7 +416,7 @@ def recorded() -> Iterator[list[Applied]]:
         contributions: Sequence[Contribution],
         given: Mapping[int, torch.Tensor] | None = None,
         space: Callable[[Chunk], torch.Tensor] | None = None,
-        drafted: Mapping[int, tuple[torch.Tensor, ChunkState | None]] | None = None,
+        drafted: Mapping[int, tuple[torch.Tensor, State | None]] | None = None,
         keep: Callable[[Chunk], torch.Tensor] | None = None,
     ) -> Version:
         shard = shards.setdefault(id(self), len(shards))

@@ -30,6 +30,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "radam": lambda groups: torch.optim.RAdam(groups, lr=0.01),
     "adamax": lambda groups: torch.optim.Adamax(groups, lr=0.01),
     "adadelta": lambda groups: torch.optim.Adadelta(groups),
+    "asgd": lambda groups: torch.optim.ASGD(groups, lr=0.01, t0=1),
+    "rprop": lambda groups: torch.optim.Rprop(groups, lr=0.01),
+    "adafactor": lambda groups: torch.optim.Adafactor(groups, lr=0.01),
 }
 
 
