@@ -150,8 +150,11 @@ def _of_copies() -> Iterator[Case]:
     for when, step in WHEN.items():
         lost = Planned("at", "push.after_stage", "kill", "server-1", step=step)
         yield _case(Planned("at", "coord.before_promotion", "kill", "coordinator"), when, lost, replicas=1)
-        for beside in ("coordinator", "server-0"):
-            both = Planned("process", beside, "kill", beside, step=step)
+        # The backup dies when it is about to take over: if it died any earlier, it might not have answered yet.
+        for beside, both in (
+            ("coordinator", Planned("process", "coordinator", "kill", "coordinator", step=step)),
+            ("server-0", Planned("at", "promote.before", "kill", "server-0")),
+        ):
             fault = Planned("at", "forward.after_ack", "kill", "server-1", step=step)
             yield _case(fault, f"{when}, with {beside}", both, replicas=1)
 
