@@ -23,7 +23,7 @@ IMAGE = "paramserver:test-compose"
 BUILD_IMAGE = "python:3.11"
 # Nothing here should take this long, on whatever machine; what does counts as hanging.
 PATIENCE_S = 240.0
-JOB_S = 900.0
+JOB_S = 1500.0
 BUILD_S = 1800.0
 DIGESTS = ("weights_sha256", "buffers_sha256", "optimizer_sha256")
 
