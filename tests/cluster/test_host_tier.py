@@ -20,6 +20,7 @@ from paramserver.worker.host.keeper import Keeper
 from paramserver.worker.host.tier import HostTier
 from tests.support.cluster.harness import Cluster, Died, Outcome, Worker, train, until
 from tests.support.cluster.programs import Program, adamw, dataset, model_of, network, plain
+from tests.support.contract.movers import LateMover
 
 DATA = dataset(48)
 SIZES: dict[str, Any] = {"workers": 3, "servers": 2, "slices_per_step": 3}
@@ -205,3 +206,29 @@ def test_a_write_that_would_be_lost_is_an_error() -> None:
 
     with pytest.raises(errors.UserError, match=r"the script has changed the parameter '0\.weight' itself"):
         hosted(Program(DATA, 4, model=wide), each=each)
+
+
+@pytest.mark.long
+def test_models_on_a_device_get_copies_of_the_weights_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(DATA, 4, model=wide, optimizer=adamw)
+    wanted = train(program, **SIZES, settings=CHUNKS).digests
+    movers: list[LateMover] = []
+    taken: list[int] = []
+
+    def imagined(_: object) -> LateMover:
+        movers.append(LateMover())
+        return movers[-1]
+
+    async def take(self: HostTier, version: int) -> object:
+        found = await original(self, version)
+        if found is not None:
+            taken.append(found[0])
+        return found
+
+    original = HostTier.take
+    monkeypatch.setattr(HostTier, "take", take)
+    monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
+    assert hosted(program).digests == wanted
+    assert len(movers) == 3
+    assert [mover.mistakes for mover in movers] == [[]] * 3
+    assert len(taken) >= 3 * 5
