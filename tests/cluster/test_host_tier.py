@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,15 +14,23 @@ from torch import nn
 from paramserver import errors
 from paramserver.transport.shm.segments import Segment
 from paramserver.worker.context import Context
+from paramserver.worker.host import tier
 from paramserver.worker.host.guest import Guest
 from paramserver.worker.host.keeper import Keeper
 from paramserver.worker.host.tier import HostTier
 from tests.support.cluster.harness import Cluster, Died, Outcome, Worker, train, until
-from tests.support.cluster.programs import Program, adamw, dataset, network, plain
+from tests.support.cluster.programs import Program, adamw, dataset, model_of, network, plain
+from tests.support.contract.movers import LateMover
 
 DATA = dataset(48)
 SIZES: dict[str, Any] = {"workers": 3, "servers": 2, "slices_per_step": 3}
 CHUNKS: dict[str, object] = {"training.chunk_bytes": 16384}
+
+
+@pytest.fixture(autouse=True)
+def _small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if these models were large."""
+    monkeypatch.setattr(tier, "LEAST_BYTES", 0)
 
 
 def tier_of(ctx: Context) -> HostTier:
@@ -75,7 +84,13 @@ CASES: dict[str, tuple[Program, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+MORE = ("odd chunks", "buffers", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["adamw", "frozen", *(pytest.param(one, marks=pytest.mark.long) for one in MORE)],
+)
 def test_same_bits(case: str) -> None:
     program, settings = CASES[case]
     assert hosted(program, settings).digests == train(program, **SIZES, settings=settings).digests
@@ -117,7 +132,7 @@ def test_three_slots_are_enough_in_step() -> None:
     assert max(used) == 2
 
 
-@pytest.mark.parametrize("victim", [Keeper, Guest])
+@pytest.mark.parametrize("victim", [Keeper, pytest.param(Guest, marks=pytest.mark.long)])
 def test_another_one_pulls_when_the_one_that_pulls_dies(victim: type) -> None:
     program = Program(DATA, 4, model=wide, epochs=4)
     dead: list[Worker] = []
@@ -158,3 +173,62 @@ def test_a_pull_that_fails_is_made_by_each_worker(monkeypatch: pytest.MonkeyPatc
     wanted = train(program, **SIZES, settings=CHUNKS).digests
     monkeypatch.setattr("paramserver.worker.links.pulls.Pulls.for_host", fail)
     assert hosted(program).digests == wanted
+
+
+@pytest.mark.long
+def test_a_change_of_the_mode() -> None:
+    """In asynchronous mode each worker pulls what it needs; then they share again."""
+    seen: set[tuple[bool, bool]] = set()
+    changes: list[threading.Thread] = []
+    with Cluster(**SIZES, transport="bulk", host_tier=True) as cluster:
+
+        def each(ctx: Context, slices: int) -> None:
+            weights = ctx.engine.weights
+            seen.add((ctx.engine.modes.together, weights.in_place is not None))
+            if ctx.rank == 0 and slices in (4, 12):
+                mode = "async" if slices == 4 else "sync"
+                changes.append(threading.Thread(target=cluster.set_consistency, args=(mode, 2)))
+                changes[-1].start()
+
+        outcome = cluster.train(together(Program(DATA, 4, model=wide, epochs=12), each), CHUNKS)
+        for change in changes:
+            change.join(20.0)
+    assert outcome.summary["contributions_applied"] == 12 * 12
+    assert seen >= {(True, True), (False, False)}
+    assert (False, True) not in seen
+
+
+def test_a_write_that_would_be_lost_is_an_error() -> None:
+    def each(ctx: Context, slices: int) -> None:
+        if slices == 2:
+            with torch.no_grad():
+                next(model_of(ctx).parameters()).add_(1.0)
+
+    with pytest.raises(errors.UserError, match=r"the script has changed the parameter '0\.weight' itself"):
+        hosted(Program(DATA, 4, model=wide), each=each)
+
+
+@pytest.mark.long
+def test_models_on_a_device_get_copies_of_the_weights_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(DATA, 4, model=wide, optimizer=adamw)
+    wanted = train(program, **SIZES, settings=CHUNKS).digests
+    movers: list[LateMover] = []
+    taken: list[int] = []
+
+    def imagined(_: object) -> LateMover:
+        movers.append(LateMover())
+        return movers[-1]
+
+    async def take(self: HostTier, version: int) -> object:
+        found = await original(self, version)
+        if found is not None:
+            taken.append(found[0])
+        return found
+
+    original = HostTier.take
+    monkeypatch.setattr(HostTier, "take", take)
+    monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
+    assert hosted(program).digests == wanted
+    assert len(movers) == 3
+    assert [mover.mistakes for mover in movers] == [[]] * 3
+    assert len(taken) >= 3 * 5

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.integration.harness import SCRIPTS, Place, Running, place_fixture, read_summary, status_of, until
 
+pytestmark = pytest.mark.long
+
 TRAIN = SCRIPTS / "train.py"
 SAME = ("weights_sha256", "buffers_sha256", "optimizer_sha256", "steps", "samples")
 SIZES = ("--servers", "2", "--workers", "4", "--slices-per-step", "4", "--set", "cluster.transport=bulk")
@@ -38,7 +40,7 @@ def keeper_of(job: Running, others: int) -> dict[str, Any] | None:
     return next((one for one in status_of(job)["processes"] if one["host_tier"] == tier and not one["gone"]), None)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_worker_that_pulls_is_killed(place: Place, wanted: dict[str, Any], number: signal.Signals) -> None:
     path, hurry = place.work / f"{number.name}.json", place.work / f"hurry-{number.name}"
     folder = place.work / f"meeting-{number.name}"

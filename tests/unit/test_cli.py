@@ -313,14 +313,18 @@ def test_status_says_why_memory_is_not_shared() -> None:
     for number in range(9):
         near = number < 2
         transport, reason = ("shm", "") if near else ("bulk", elsewhere)
-        status.processes.add(role="worker", name=f"worker-{number}", transport=transport, transport_reason=reason)
+        tier = "pulls weights for 2 other workers of its host" if number == 8 else ""
+        status.processes.add(
+            role="worker", name=f"worker-{number}", transport=transport, transport_reason=reason, host_tier=tier
+        )
     status.processes.add(role="worker", name="worker-9", transport="shm", gone=True)
     console = Console(width=160)
     with console.capture() as capture:
         console.print(render(describe(status)))
     assert [line.rstrip() for line in capture.get().splitlines() if line.startswith("transport")] == [
         "transport of worker-0, worker-1: shm",
-        f"transport of 7 workers: bulk; no shared memory ({elsewhere})",
+        f"transport of 6 workers: bulk; no shared memory ({elsewhere})",
+        f"transport of worker-8: bulk; no shared memory ({elsewhere}); pulls weights for 2 other workers of its host",
     ]
 
 

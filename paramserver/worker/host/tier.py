@@ -15,6 +15,7 @@ import structlog
 from paramserver.core.layout.arena import Arena, make_arena
 from paramserver.core.layout.host_weights import Give
 from paramserver.core.layout.plan import Kind, Plan
+from paramserver.core.layout.thresholds import REST_BYTES
 from paramserver.transport.shm import seat
 from paramserver.transport.shm.segments import PAGE, available
 from paramserver.worker.host import guest
@@ -24,6 +25,8 @@ from paramserver.worker.weights.pulled import Slot
 
 log = structlog.get_logger("paramserver.worker")
 
+# Weights of fewer bytes are pulled by each worker: the way by another worker takes as long.
+LEAST_BYTES = REST_BYTES
 # How long a question waits for another worker to take the seat of one that has gone.
 _SETTLE_S = 2.0
 # After a failure this worker pulls by itself for so long; for twice as long after each further one, up to the most.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paramserver.core.layout.plan import moving_bytes
 from paramserver.transport.base import Channel
 from paramserver.worker.gradients.flow_control import FlowControl
+from paramserver.worker.host import tier
 from paramserver.worker.host.tier import HostTier, name_of
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.pulls import Pulls
@@ -39,8 +41,9 @@ class ShardLinks:
         self.host: HostTier | None = None
 
     def share_pulls(self, secret: str) -> None:
-        """Pull once for all workers of this host that have this secret, as far as weights come as they are."""
-        if self.near.shared is None and self.pulls.rounding is None:
+        """Pull once for all workers of this host that have this secret, if weights are many and come as they are."""
+        much = moving_bytes(self.plan.layout.chunks) >= tier.LEAST_BYTES
+        if much and self.near.shared is None and self.pulls.rounding is None:
             targets = self._targets
             name = name_of(secret, targets.job, targets.timeline, targets.plan)
             self.host = self.pulls.host = HostTier(targets.plan, name, self.pulls.for_host)
