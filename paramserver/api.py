@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
+import torch
 
 from paramserver import errors, logs
 from paramserver.alone.job import InProcessJob
@@ -20,9 +21,10 @@ from paramserver.config import Settings, load_settings, split_addresses
 from paramserver.coordinator.options import JobOptions
 from paramserver.failpoints import known_as
 from paramserver.machine.hosts import route_to
+from paramserver.machine.torchrun import torchrun
 from paramserver.membership.session import JoinOptions
 from paramserver.membership.settings import adopted, consistency_of, fetch, shared
-from paramserver.processes.environment import ENV_INDEX, replaced_pids
+from paramserver.processes.environment import ENV_INDEX, ENV_LOCAL, ENV_WISH, replaced_pids
 from paramserver.records.opening import check_records
 from paramserver.results.verdict import broken_sentences
 from paramserver.tensors.uncompiled import postpone_compiler
@@ -78,6 +80,7 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
                 theirs = background.run(fetch(coordinator, settings))
                 settings = _settings(config, {**overrides, **adopted(settings, theirs)})
             seed_and_threads(settings)
+            settings = _share_gpus_out(settings)
             context = Context(settings, _connected(settings, background, coordinator, security), _leave)
     else:
         seed_and_threads(settings)
@@ -231,14 +234,14 @@ def _connected(
 ) -> Engine:
     keep_memory()
     meet_in(Path(settings.cluster.meeting_dir))
-    index, host = os.environ.get(ENV_INDEX), _own_host(coordinator.address)
+    host = _own_host(coordinator.address)
     options = JoinOptions(
         role=role,
         job=settings.cluster.job if own else "",
         consistency=consistency_of(settings.consistency.mode, settings.consistency.staleness) if own else None,
         slices_per_step=settings.training.slices_per_step if own else 0,
         seed=settings.training.seed if own else None,
-        index=int(index) if index else None,
+        index=_wished_index(),
         pid=os.getpid(),
         address=host,
         join_timeout_s=settings.cluster.join_timeout_s,
@@ -307,6 +310,25 @@ def abandon_all(failure: str) -> None:
         engine.abandon(failure)
 
 
+def _wished_index() -> int | None:
+    """The rank that whoever has started this process wishes for it."""
+    wish = os.environ.get(ENV_INDEX) or os.environ.get(ENV_WISH)
+    started = torchrun(os.environ)
+    return int(wish) if wish else started.rank if started is not None else None
+
+
+def _share_gpus_out(settings: Settings) -> Settings:
+    """Choose the GPU by this process's number on its machine, if Slurm or torchrun has told it."""
+    if settings.training.device != "auto" or ENV_INDEX in os.environ or not torch.cuda.is_available():
+        return settings
+    task, started = os.environ.get(ENV_LOCAL), torchrun(os.environ)
+    local = int(task) if task else started.local_rank if started is not None else None
+    if local is None:
+        return settings
+    device = f"cuda:{local % torch.cuda.device_count()}"
+    return settings.model_copy(update={"training": settings.training.model_copy(update={"device": device})})
+
+
 def _own_host(coordinator: str) -> str:
     """This machine's address on the route to the coordinator. Empty if there is no route."""
     try:
@@ -316,6 +338,14 @@ def _own_host(coordinator: str) -> str:
 
 
 def _alone(settings: Settings) -> InProcessJob:
+    started = torchrun(os.environ)
+    if started is not None and started.processes > 1:
+        raise errors.ConfigError(
+            f"torchrun has started {started.processes} processes, and no cluster is configured: each would train a "
+            "model of its own; start a coordinator and servers, and name the coordinator in "
+            "PARAMSERVER_CLUSTER__COORDINATOR=HOST:PORT or in paramserver.toml, or start all with: "
+            f"paramserver run SCRIPT --workers {started.processes}"
+        )
     options = JobOptions(
         job=settings.cluster.job or "alone",
         servers=1,

@@ -8,6 +8,7 @@ EXAMPLES = {
     "start coordinator": "paramserver start coordinator --listen 0.0.0.0 --certs certs --checkpoint-dir /shared/run1",
     "start server": "paramserver start server --restart --join a:8790 --certs certs",
     "start worker": "paramserver start worker --restart --join a:8790 --certs certs -- train.py --epochs 5",
+    "start auto": "srun --ntasks 7 paramserver start auto train.py --servers 2 --restart --checkpoint-dir /shared/run1",
     "status": "paramserver status --job digits --json",
     "top": "paramserver top --coordinator a:8790 --certs certs",
     "dashboard": "paramserver dashboard --token",

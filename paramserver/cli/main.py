@@ -67,7 +67,8 @@ def build_app() -> App:
 
 def split_script_arguments(tokens: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Our own tokens, and those of the script after the first ``--``; None if no script follows."""
-    if (tokens[:1] not in (["run"], ["chaos"]) and tokens[:2] != ["start", "worker"]) or "--" not in tokens:
+    takes_script = tokens[:1] in (["run"], ["chaos"]) or tokens[:2] in (["start", "worker"], ["start", "auto"])
+    if not takes_script or "--" not in tokens:
         return list(tokens), None
     cut = list(tokens).index("--")
     return list(tokens[:cut]), list(tokens[cut + 1 :])

@@ -10,6 +10,9 @@ ENV_STORE_NAME = "PARAMSERVER_INTERNAL_STORE_NAME"
 ENV_READY_FD = "PARAMSERVER_INTERNAL_READY_FD"
 # The launcher's wish for the index of a server, or the rank of a worker.
 ENV_INDEX = "PARAMSERVER_INTERNAL_INDEX"
+# The wish of `start auto` for the same, and the number of its task on its node.
+ENV_WISH = "PARAMSERVER_INTERNAL_WISH"
+ENV_LOCAL = "PARAMSERVER_INTERNAL_LOCAL"
 # Pids of the ended processes that had this seat before, with commas between.
 ENV_REPLACES = "PARAMSERVER_INTERNAL_REPLACES"
 # The name under which a coordinator leads in the store, and the name of its ended predecessor.

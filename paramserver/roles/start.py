@@ -22,7 +22,7 @@ from paramserver.machine.hosts import coordinator_place, server_place
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.presence import Presence
 from paramserver.processes.alive import process_birth
-from paramserver.processes.environment import JOB_FAILED_CODE, is_part
+from paramserver.processes.environment import ENV_WISH, JOB_FAILED_CODE, is_part
 from paramserver.testing.arming import arm_if_told
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
     token = secrets.token_urlsafe(32)
     security = load_security(settings, "coordinator", token)
     await security.check_listen(host)
-    await _check_checkpoints(settings, host)
+    await check_checkpoints(settings, host)
     cluster = settings.cluster
     with _store(settings) as (url, store_name):
         if store_name != hide_password(cluster.store):
@@ -128,7 +128,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
                 await server.stop(0.2)
 
 
-async def _check_checkpoints(settings: Settings, host: str) -> None:
+async def check_checkpoints(settings: Settings, host: str) -> None:
     """Refuse a job of several machines if checkpoint.dir is not set, and warn of it on one. Raises ConfigError.
 
     ``host``: where the coordinator listens. Servers of other machines cannot reach the loopback interface.
@@ -264,7 +264,9 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
                 member = made
                 presence.update(address=join(near, number))
 
-            await Serving(settings, security, coordinator, None).run(host, port, advertised, stop, listening)
+            wish = os.environ.get(ENV_WISH)
+            serving = Serving(settings, security, coordinator, int(wish) if wish else None)
+            await serving.run(host, port, advertised, stop, listening)
         finally:
             beating.cancel()
     return got[0] if got else 0

@@ -1,4 +1,4 @@
-"""``paramserver start coordinator | server | worker``: one role on this machine."""
+"""``paramserver start coordinator | server | worker``: one role on this machine. ``start auto`` lies beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError
 from paramserver.processes.environment import is_part
 
-app = App(name="start", help="Start one role of a cluster on this machine: coordinator, server or worker.")
+app = App(
+    name="start", help="Start one role of a cluster on this machine: coordinator, server, worker, or as Slurm says."
+)
+
+app.command(
+    "paramserver.cli.train.auto:auto",
+    name="auto",
+    help="Be the coordinator, a server or a worker, as the variables of Slurm's srun say.",
+    help_epilogue=example("start auto"),
+)
 
 _Sets = Annotated[list[str] | None, Parameter(name="--set")]
 
