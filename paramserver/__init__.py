@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from paramserver import errors
 
 if TYPE_CHECKING:
-    from paramserver.api import Client, init
+    from paramserver.api import Client, init, server_optimizer
     from paramserver.worker.context import Context
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Context", "__version__", "errors", "init"]
+__all__ = ["Client", "Context", "__version__", "errors", "init", "server_optimizer"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,4 +34,8 @@ def __getattr__(name: str) -> Any:
         from paramserver.worker.context import Context
 
         return Context
+    if name == "server_optimizer":
+        from paramserver.api import server_optimizer
+
+        return server_optimizer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,6 +27,8 @@ from paramserver.membership.settings import adopted, consistency_of, fetch, shar
 from paramserver.processes.environment import ENV_INDEX, ENV_LOCAL, ENV_WISH, replaced_pids
 from paramserver.records.opening import check_records
 from paramserver.results.verdict import broken_sentences
+from paramserver.tensors.own import allow
+from paramserver.tensors.own import server_optimizer as server_optimizer
 from paramserver.tensors.uncompiled import postpone_compiler
 from paramserver.transport import bulk
 from paramserver.transport.allocation import keep_memory
@@ -368,6 +370,7 @@ def _alone(settings: Settings) -> InProcessJob:
         from paramserver.report.writing import check_report
 
         check_report(Path(settings.run.report))
+    allow(None)  # the script's own process may run what the script has imported
     job = InProcessJob(options)
     job.start()
     if settings.run.records or settings.run.trackers:

@@ -17,7 +17,7 @@ from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.storage.folder import Closing
 from paramserver.checkpoint.tensorfile import Entry, TensorFile
-from paramserver.core.layout.hypers import RULES, Hypers, Rule, validate
+from paramserver.core.layout.hypers import Hypers, Rule, rule_of, validate
 from paramserver.core.layout.plan import Kind, Layout, TensorSpec, master_dtype
 from paramserver.core.versions.ledger import Row
 from paramserver.core.versions.ranges import RangeSet
@@ -159,7 +159,7 @@ class Contents(Closing):
         for spec in layout.tensors:
             self.tensor(spec, master_dtype(spec.dtype, spec.kind))
             if spec.kind is Kind.PARAMETER:
-                self._check_state(spec, RULES[optimizer.name], group_of(spec, groups))
+                self._check_state(spec, rule_of(optimizer.name), group_of(spec, groups))
         return facts
 
     def _check_state(self, spec: TensorSpec, rule: Rule, hypers: Hypers) -> None:

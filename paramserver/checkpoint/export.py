@@ -6,6 +6,7 @@ Weights get the types of the model again. All but the file of torch are written 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from paramserver.checkpoint.place import Place, explained
 from paramserver.checkpoint.storage.disk import DiskWriter
 from paramserver.checkpoint.storage.folder import Bytes, Closing, write_whole
 from paramserver.checkpoint.tensorfile import TensorFile
-from paramserver.core.layout.hypers import RULES
+from paramserver.core.layout.hypers import rule_of
 from paramserver.errors import CheckpointError, ConfigError
 from paramserver.tensors.dtypes import SIZES, buffer_of, in_model_type, tensor_from, torch_dtype
 from paramserver.v1 import types_pb2
@@ -74,19 +75,20 @@ class Saved(Closing):
         values = in_model_type(flat, wanted) if flat.is_floating_point() else flat.to(wanted)
         return values.view(tuple(spec.shape))
 
-    def state(self, spec: types_pb2.TensorSpec) -> dict[str, torch.Tensor]:
+    def state(self, spec: types_pb2.TensorSpec) -> dict[str, Any]:
         """The optimizer state of a parameter, by key; empty before its first update."""
         import torch
 
-        rule = RULES[self.model.optimizer.name]
-        found: dict[str, torch.Tensor] = {}
+        rule = rule_of(self.model.optimizer.name)
+        found: dict[str, Any] = {}
         parts = self._contents.states(spec.name)
         for key in sorted(rule.scalars | rule.arrays):
             pieces = [part for part in parts if part.key == key]
             if not pieces:
                 continue
             if key in rule.scalars:  # each server that has a part of the tensor has written it
-                found[key] = _flat(pieces[0].file, pieces[0].entry)[:1].reshape(())
+                number = _flat(pieces[0].file, pieces[0].entry)[:1].reshape(())
+                found[key] = int(number) if key in rule.counts else number
                 continue
             shape = rule.array_shape(key, tuple(spec.shape)) or ()
             at, elements = 0, math.prod(shape)
@@ -133,11 +135,12 @@ def optimizer_state_dict(saved: Saved) -> tuple[dict[str, Any], list[str]] | Non
     """
     import torch
 
-    from paramserver.tensors.optimizers import arguments, torch_class
+    from paramserver.tensors.optimizers import arguments
 
     name = saved.model.optimizer.name
     hypers = hypers_of(saved.model.optimizer, saved.manifest.name)
-    if not RULES[name].title:
+    rule = rule_of(name)
+    if not rule.title and not rule.own:
         return None
     groups: list[list[types_pb2.TensorSpec]] = [[] for _ in hypers]
     for spec in saved.model.tensors:
@@ -148,12 +151,24 @@ def optimizer_state_dict(saved: Saved) -> tuple[dict[str, Any], list[str]] | Non
     for specs, group in zip(groups, hypers, strict=True):
         params = [torch.empty(tuple(spec.shape), device="meta") for spec in specs]
         made.append({"params": params, **arguments(name, group)})
-    make: Any = torch_class(name)
-    described: dict[str, Any] = make(made).state_dict()
+    described: dict[str, Any] = _plain_groups(made) if rule.own else _torch_class(name)(made).state_dict()
     ordered = [spec for group in groups for spec in group]
     states = {number: saved.state(spec) for number, spec in enumerate(ordered)}
     described["state"] = {number: state for number, state in states.items() if state}
     return described, [spec.name for spec in ordered]
+
+
+def _torch_class(name: str) -> Any:
+    from paramserver.tensors.optimizers import torch_class
+
+    return torch_class(name)
+
+
+def _plain_groups(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state dict of an optimizer without state, whose class need not be here."""
+    numbers = itertools.count()
+    described = [{**group, "params": [next(numbers) for _ in group["params"]]} for group in groups]
+    return {"state": {}, "param_groups": described}
 
 
 # ---- the formats

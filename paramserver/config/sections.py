@@ -13,6 +13,7 @@ from paramserver.config.values import (
     CHUNK_ALIGNMENT_BYTES,
     DEVICE,
     MAX_CHUNK_BYTES,
+    OPTIMIZER,
     STORE,
     ChosenThreads,
     Count,
@@ -78,6 +79,15 @@ class Cluster(Section):
     ] = Field(
         default=1,
         description="Server processes that `start server` starts on its host; each counts as one of cluster.servers.",
+    )
+    optimizers: Annotated[
+        str,
+        empty_or(lambda text: all(map(OPTIMIZER.fullmatch, split_addresses(text)))),
+        Must('"module:Class", several of them with commas between, or empty'),
+    ] = Field(
+        default="",
+        description="Optimizers beside torch's that a server may import and run. Only the setting of the server itself "
+        "counts; see docs/training.md.",
     )
     placement: Literal["auto", "balanced", "split"] = Field(
         default="auto",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver import errors, logs
-from paramserver.config import Settings
+from paramserver.config import Settings, split_addresses
 from paramserver.core.layout.thresholds import server_threads
 from paramserver.failpoints import known_as
 from paramserver.processes.environment import replaced_pids
@@ -59,6 +59,7 @@ class Serving:
 
         from paramserver.server.member import ServerMember
         from paramserver.server.service import ServerService
+        from paramserver.tensors.own import allow
         from paramserver.tensors.uncompiled import postpone_compiler
         from paramserver.transport import bulk, grpc
         from paramserver.transport.addresses import join
@@ -72,6 +73,7 @@ class Serving:
         torch.set_num_threads(1)
         keep_memory(server=True)
         meet_in(Path(settings.cluster.meeting_dir))
+        allow(split_addresses(settings.cluster.optimizers))
         postpone_compiler()
         service = ServerService(
             settings.cluster.job,

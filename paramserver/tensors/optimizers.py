@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from paramserver.core.layout.hypers import RULES, SUPPORTED, Field, Form, Hypers, HyperValue, validate
+from paramserver.core.layout.hypers import (
+    RULES,
+    SUPPORTED,
+    Field,
+    Form,
+    Hypers,
+    HyperValue,
+    Rule,
+    Shape,
+    rule_of,
+    validate,
+)
 from paramserver.errors import ModelError
+from paramserver.tensors.own import describe_own, own_class, whole_again
 
 # Those with a fused kernel for CPU tensors of float32 and float64.
 FUSED = frozenset({"sgd", "adam", "adamw", "adagrad"})
@@ -22,7 +34,12 @@ _WHY_NOT = {
 
 
 def torch_class(name: str) -> type[torch.optim.Optimizer]:
-    """The class of an allow-listed optimizer other than "sum". Raises ModelError if this torch does not have it."""
+    """The class of an allow-listed optimizer other than "sum".
+
+    Raises ModelError if this torch does not have it, or if it is not torch's and this process does not run it.
+    """
+    if rule_of(name).own:
+        return own_class(rule_of(name).own)
     found = getattr(torch.optim, RULES[name].title, None)
     if found is None:
         raise ModelError(f"torch {torch.__version__} has no {RULES[name].title}: install a later version")
@@ -38,10 +55,15 @@ def describe(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Hype
     """
     kind = type(optimizer)
     name = next((n for n, rule in RULES.items() if rule.title and kind is getattr(torch.optim, rule.title, None)), "")
+    if not name and "__paramserver__" in vars(kind):
+        return describe_own(optimizer)
     if not name:
         if kind is getattr(torch.optim, kind.__name__, None) and kind.__name__ in _WHY_NOT:
             raise ModelError(f"{kind.__name__} is not supported: {_WHY_NOT[kind.__name__]}")
-        raise ModelError(f"{kind.__module__}.{kind.__qualname__} is not supported; supported: {SUPPORTED}")
+        raise ModelError(
+            f"{kind.__module__}.{kind.__qualname__} is not supported; supported: {SUPPORTED}, and classes that "
+            "are declared with paramserver.server_optimizer"
+        )
     rule = RULES[name]
     groups: list[dict[str, HyperValue]] = []
     for index, group in enumerate(optimizer.param_groups):
@@ -75,7 +97,10 @@ def torch_hypers(name: str, hypers: Hypers) -> dict[str, Any]:
     >>> torch_hypers("adafactor", {"eps": (0.001,)})
     {'eps': (None, 0.001)}
     """
-    return {key: _torch_value(RULES[name].fields[key], value) for key, value in hypers.items()}
+    rule = rule_of(name)
+    if rule.own:
+        return {key: whole_again(value) for key, value in hypers.items()}
+    return {key: _torch_value(rule.fields[key], value) for key, value in hypers.items()}
 
 
 def _torch_value(field: Field, value: HyperValue) -> Any:
@@ -107,8 +132,35 @@ def build(name: str, groups: Sequence[Sequence[torch.Tensor]], hypers: Hypers) -
     given = arguments(name, hypers)
     if name in FUSED:
         given["fused"] = True
-    elif name != "muon":  # it has no other way
+    elif name != "muon" and not rule_of(name).own:  # they have no other way
         given["foreach"] = False
     make: Any = torch_class(name)
     made: torch.optim.Optimizer = make([{"params": list(group)} for group in groups if group], **given)
     return made
+
+
+def given_numbers(rule: Rule, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The state that is one number for a whole tensor, as the optimizer's class has it."""
+    return {key: int(value) if key in rule.counts else value for key, value in state.items() if key in rule.scalars}
+
+
+def kept_numbers(rule: Rule, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The same as servers keep it: tensors."""
+    return {
+        key: torch.tensor(float(value)) if key in rule.counts else value
+        for key, value in state.items()
+        if key in rule.scalars
+    }
+
+
+def check_state(rule: Rule, state: Mapping[str, torch.Tensor], shape: Shape) -> None:
+    """Raises ModelError, naming the state, if a class that is not torch's has other state than it has declared."""
+    if not rule.own:
+        return
+    declared = rule.arrays | rule.scalars
+    if state.keys() != declared:
+        raise ModelError(f"{rule.own} keeps the state {sorted(state)} and declares {sorted(declared)}")
+    for key, value in state.items():
+        wanted = shape if key in rule.arrays else ()
+        if not isinstance(value, torch.Tensor) or (tuple(value.shape) != wanted and value.numel() != 1):
+            raise ModelError(f"{rule.own} keeps a state {key!r} that is no tensor of shape {wanted}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
 
-from paramserver.core.layout.hypers import RULES
+from paramserver.core.layout.hypers import rule_of
 from paramserver.core.layout.plan import Chunk, Kind, Layout, Plan, TensorSpec, make_layout, make_plan, model_bytes
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
@@ -131,10 +131,17 @@ def layout_of(message: types_pb2.ModelSpec, most_bytes: int = 0) -> Layout:
                 f"the model has {nbytes} bytes ({nbytes / 2**30:.4g} GiB), and this job takes {most_bytes} "
                 f"({most_bytes / 2**30:.4g} GiB): set cluster.max_model_bytes higher if the servers have the memory"
             )
-        rule = RULES.get(message.optimizer.name)
-        return make_layout(tensors, message.chunk_bytes, rule is not None and rule.whole)
+        return make_layout(tensors, message.chunk_bytes, _needs_whole(message.optimizer.name))
     except ValueError as error:
         raise ModelError(str(error)) from error
+
+
+def _needs_whole(optimizer: str) -> bool:
+    """Whether an optimizer needs whole tensors. One that nobody knows is refused where its numbers are checked."""
+    try:
+        return rule_of(optimizer).whole
+    except ModelError:
+        return False
 
 
 def plan_of(message: types_pb2.ModelSpec, shards: int) -> Plan:

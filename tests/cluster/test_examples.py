@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import paramserver as ps
 from tests.support.unit.pages import ROOT, code
 
-NAMES = ("init", "Context", "Client")
+NAMES = ("init", "Context", "Client", "server_optimizer")
 
 
 def examples() -> Iterator[doctest.DocTest]:

@@ -145,8 +145,12 @@ def differentiable(parameters: Any) -> torch.optim.Optimizer:
 Make = Callable[[Any], torch.optim.Optimizer]
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Make, str]] = {
     "no parameters": (Empty, of_nothing_here, "the model has no parameters to train"),
-    "LBFGS": (network, lbfgs, r"torch\.optim\.lbfgs\.LBFGS is not supported; supported: SGD, Adam, AdamW, Adagrad"),
-    "SparseAdam": (network, lambda p: torch.optim.SparseAdam(list(p)), r"SparseAdam is not supported; supported: SGD"),
+    "LBFGS": (network, lbfgs, r"LBFGS is not supported: it calls its closure several times in a step"),
+    "SparseAdam": (
+        network,
+        lambda p: torch.optim.SparseAdam(list(p)),
+        r"SparseAdam is not supported: it takes sparse gradients only",
+    ),
     "a subclass": (network, MySGD, r"MySGD is not supported; supported: SGD"),
     "no shape yet": (lazy, plain, "parameter 'weight' has no shape yet: run the model once"),
     "buffers without a shape": (lazy_buffers, plain, r"buffer '1\.running_mean' has no shape yet: run the model once"),

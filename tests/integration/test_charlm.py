@@ -21,16 +21,8 @@ def place() -> Iterator[Place]:
 def trained(place: Place, text: Path, workers: int, *more: str) -> tuple[dict[str, Any], str]:
     """The summary and the output of a run with steps of two slices."""
     summary = place.work / f"charlm-{workers}.json"
-    flags: list[str | Path] = [
-        "--servers",
-        "2",
-        "--workers",
-        str(workers),
-        "--set",
-        "training.slices_per_step=2",
-        "--summary",
-        summary,
-    ]
+    flags: list[str | Path] = ["--servers", "2", "--workers", str(workers), "--summary", summary]
+    flags += ["--set", "training.slices_per_step=2"]
     small = ["--text", str(text), "--context", "32", "--batch-size", "8", "--epochs", "2", "--sample", "40"]
     done = place.paramserver("run", SCRIPT, *flags, "--", *small, *more).check()
     return read_summary(summary), done.out

@@ -50,8 +50,8 @@ def test_a_public_name_is_described(name: str) -> None:
 
 
 def test_the_names_are_those_that_the_page_shows() -> None:
-    assert set(paramserver.__all__) == {"Client", "Context", "__version__", "errors", "init"}
-    assert {name.partition(".")[0] for name in PUBLIC} == {"Client", "Context", "init"}
+    assert set(paramserver.__all__) == {"Client", "Context", "__version__", "errors", "init", "server_optimizer"}
+    assert {name.partition(".")[0] for name in PUBLIC} == {"Client", "Context", "init", "server_optimizer"}
     assert len(PUBLIC) > 20
 
 

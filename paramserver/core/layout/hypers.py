@@ -1,14 +1,17 @@
 """The optimizers that servers run, and the numbers each of them takes. Tables and checks only, no code of theirs.
 
-Names and numbers arrive from other machines, so everything not listed here is refused.
+Names and numbers arrive from other machines, so everything not listed here is refused. The name of a class that is not
+torch's says which state it keeps; whether a server runs it is decided by that server's own configuration.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from paramserver.errors import ModelError
@@ -65,7 +68,9 @@ class Rule:
     ``arrays``: state with a number per element, or as ``extents`` says. ``scalars``: state that is one number for the
     whole tensor. ``structural``: hyper-parameters that decide which arrays exist, with the array each needs; they
     cannot be switched on or off once training has begun. ``whole``: an update needs all elements of a tensor, so one
-    server holds them all. ``dimensions``: those that every tensor must have, None: any.
+    server holds them all. ``dimensions``: those that every tensor must have, None: any. ``own``: of a class that is not
+    torch's, module and class; then ``fields`` is empty, and it has any numbers. ``counts``: those of ``scalars`` that
+    the class keeps as whole numbers of Python.
     """
 
     title: str
@@ -76,6 +81,8 @@ class Rule:
     whole: bool = False
     extents: Mapping[str, Extent] = field(default_factory=dict)
     dimensions: int | None = None
+    own: str = ""
+    counts: frozenset[str] = frozenset()
 
     def array_shape(self, key: str, shape: Shape) -> Shape | None:
         """The shape of a state array of a tensor of this shape; None: such a tensor does not have it.
@@ -192,11 +199,39 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 SUPPORTED = ", ".join(rule.title for rule in RULES.values() if rule.title)
 
 
+# A class that is not torch's, with the names of its state: "mylib.optim:Lion arrays=exp_avg counts=step whole".
+_OWN = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_][\w.]*)((?: (?:arrays|numbers|counts)=[\w,]+)*)( whole)?", re.ASCII)
+_OWN_CHARS = 1000
+# Numbers in one hyper-parameter of such a class.
+_OWN_NUMBERS = 16
+
+
+def own_name(path: str, arrays: Iterable[str], numbers: Iterable[str], counts: Iterable[str], whole: bool) -> str:
+    """The name of an optimizer that is not torch's. It says what every process has to know of its state.
+
+    >>> own_name("mylib.optim:Lion", ["exp_avg"], [], ["step"], whole=False)
+    'mylib.optim:Lion arrays=exp_avg counts=step'
+    """
+    lists = (("arrays", sorted(arrays)), ("numbers", sorted(numbers)), ("counts", sorted(counts)))
+    return path + "".join(f" {kind}={','.join(keys)}" for kind, keys in lists if keys) + (" whole" if whole else "")
+
+
+@lru_cache(64)
+def rule_of(name: str) -> Rule:
+    """The rule of an optimizer: out of the table, or out of the name itself. Raises ModelError if there is none."""
+    if name in RULES:
+        return RULES[name]
+    found = _OWN.fullmatch(name) if len(name) <= _OWN_CHARS else None
+    if found is None:
+        raise ModelError(f"optimizer {_show(name)} is not supported; use one of {', '.join(RULES)}")
+    lists = {kind: frozenset(keys.split(",")) for kind, keys in (part.split("=") for part in found[2].split())}
+    arrays, numbers, counts = (lists.get(kind, frozenset()) for kind in ("arrays", "numbers", "counts"))
+    return Rule("", {}, arrays, numbers | counts, {}, whole=bool(found[3]), own=found[1], counts=counts)
+
+
 def validate(name: str, groups: Sequence[Mapping[str, object]]) -> None:
     """Raises ModelError, naming group and field, unless servers can run this optimizer with these numbers."""
-    rule = RULES.get(name)
-    if rule is None:
-        raise ModelError(f"optimizer {_show(name)} is not supported; use one of {', '.join(RULES)}")
+    rule = rule_of(name)
     if not groups:
         raise ModelError(f"optimizer {name} has no parameter group; give at least one")
     for index, hypers in enumerate(groups):
@@ -210,11 +245,12 @@ def validate_shapes(name: str, shapes: Mapping[str, Shape]) -> None:
 
     >>> validate_shapes("muon", {"weight": (3, 5)})
     """
-    dimensions = RULES[name].dimensions
+    rule = rule_of(name)
+    dimensions = rule.dimensions
     for tensor, shape in shapes.items() if dimensions is not None else ():
         if len(shape) != dimensions:
             raise ModelError(
-                f"{RULES[name].title} trains tensors with {dimensions} dimensions only; {tensor!r} has shape {shape}"
+                f"{rule.title} trains tensors with {dimensions} dimensions only; {tensor!r} has shape {shape}"
             )
 
 
@@ -224,7 +260,7 @@ def validate_change(name: str, before: Sequence[Hypers], after: Sequence[Hypers]
     if len(before) != len(after):
         raise ModelError(f"optimizer {name} had {len(before)} parameter groups and now has {len(after)}; keep them all")
     for index, (one, other) in enumerate(zip(before, after, strict=True)):
-        for key in RULES[name].structural:
+        for key in rule_of(name).structural:
             if bool(one[key]) != bool(other[key]):
                 raise ModelError(
                     f"optimizer {name}, parameter group {index}: {key} cannot change from {one[key]} to {other[key]}"
@@ -234,7 +270,11 @@ def validate_change(name: str, before: Sequence[Hypers], after: Sequence[Hypers]
 
 def _find_in_group(rule: Rule, hypers: Mapping[str, object]) -> str | None:
     for key in hypers:
-        if key not in rule.fields:
+        if rule.own:
+            problem = _find_in_own(key, hypers[key])
+            if problem is not None:
+                return problem
+        elif key not in rule.fields:
             known = ", ".join(rule.fields) or "none"
             return f"unknown hyper-parameter {_show(key)}; known: {known}"
     for key, wanted in rule.fields.items():
@@ -248,6 +288,15 @@ def _find_in_group(rule: Rule, hypers: Mapping[str, object]) -> str | None:
     etas = hypers.get("etas")
     if isinstance(etas, tuple) and not 0.0 < etas[0] < 1.0 < etas[1]:
         return f"etas are {_show(etas)}: the first must lie between 0 and 1, the second above 1"
+    return None
+
+
+def _find_in_own(key: str, value: object) -> str | None:
+    if not key.isidentifier() or len(key) > 64:
+        return f"{_show(key)} cannot be the name of a hyper-parameter"
+    numbers = value if isinstance(value, tuple) else (value,)
+    if len(numbers) > _OWN_NUMBERS or not all(isinstance(n, int | float) and abs(n) <= LARGEST for n in numbers):
+        return f"{key} is {_show(value)} and must be a number, true or false, or up to {_OWN_NUMBERS} numbers"
     return None
 
 

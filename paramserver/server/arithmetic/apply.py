@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from paramserver.core.layout.hypers import RULES, Hypers
+from paramserver.core.layout.hypers import Hypers, rule_of
 from paramserver.core.layout.plan import Chunk, Kind
 from paramserver.errors import ModelError
 from paramserver.kernels.library import Formula
@@ -27,7 +28,7 @@ from paramserver.server.arithmetic.combine import Sum, scratch, split
 from paramserver.server.arithmetic.fused import Kernel, kernel_of
 from paramserver.server.arithmetic.state import StateEntry
 from paramserver.tensors.dtypes import torch_dtype
-from paramserver.tensors.optimizers import FUSED, build
+from paramserver.tensors.optimizers import FUSED, build, check_state, given_numbers, kept_numbers, torch_hypers
 from paramserver.tensors.uncompiled import step
 
 # With an epsilon below this, padding could become 0 / 0 and is kept out of the runs.
@@ -78,11 +79,9 @@ class ChunkState:
     def __init__(self, chunk: Chunk, optimizer: str) -> None:
         """Raises ModelError if the optimizer is not allow-listed."""
         assert chunk.kind is Kind.PARAMETER, chunk.kind
-        if optimizer not in RULES:
-            raise ModelError(f"optimizer {optimizer[:40]!r} is not supported; use one of {', '.join(RULES)}")
+        self._rule = rule_of(optimizer)
         self.chunk = chunk
         self.optimizer = optimizer
-        self._rule = RULES[optimizer]
         self._dtype = torch_dtype(chunk.dtype)
         self._tensors = tuple(piece.tensor for piece in chunk.pieces)
         # State by piece, as far as `_runs` does not hold it. Arrays are as long as the chunk.
@@ -197,10 +196,12 @@ class ChunkState:
         """A step of torch's optimizer, which sees each run as a parameter."""
         own = not summed.ready and not summed.kept
         gradient = summed.whole(scratch.flat(self._dtype, self.chunk.elements) if own else None)
+        if self._rule.own and not own:  # it may write to gradients, which others read
+            gradient = gradient.clone()
         new.copy_(weights)
+        numbers = torch_hypers(self.optimizer, hypers)
         for group in optimizer.param_groups:
-            for key in self._rule.fields:
-                group[key] = hypers[key]
+            group.update(numbers)
         for run in runs:
             run.param.data = new[run.start : run.stop]
             run.param.grad = gradient[run.start : run.stop]
@@ -208,8 +209,9 @@ class ChunkState:
         for run in runs:
             run.param.grad = None
             run.param.data = self._nothing
-            state: dict[str, Tensor] = optimizer.state.get(run.param, {})
-            run.numbers = {key: value for key, value in state.items() if key in self._rule.scalars}
+            state: dict[str, Any] = optimizer.state.get(run.param, {})
+            run.numbers = kept_numbers(self._rule, state)
+            check_state(self._rule, {**state, **run.numbers}, (run.stop - run.start,))
             for key in state.keys() - run.numbers.keys():
                 state[key] = self._keep(run, key, state[key])
                 run.keys |= {key}
@@ -335,7 +337,8 @@ class ChunkState:
         optimizer = build(self.optimizer, [[run.param for run in runs]], hypers)
         for run in runs:
             if not run.fresh:
-                state = run.numbers | {key: self._arrays[key][run.start : run.stop] for key in run.keys}
+                state = given_numbers(self._rule, run.numbers)
+                state |= {key: self._arrays[key][run.start : run.stop] for key in run.keys}
                 optimizer.state[run.param] = state
         return _Runs(mask, exact, tuple(runs), optimizer)
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from paramserver.core.layout.hypers import RULES, Hypers, Shape
+from paramserver.core.layout.hypers import Hypers, Shape, rule_of
 from paramserver.core.layout.plan import Chunk, Kind, Layout
 from paramserver.errors import ModelError
 from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.combine import Sum
 from paramserver.server.arithmetic.state import State, StateEntry
 from paramserver.tensors.dtypes import torch_dtype
-from paramserver.tensors.optimizers import build, torch_hypers
+from paramserver.tensors.optimizers import build, check_state, given_numbers, kept_numbers, torch_hypers
 from paramserver.tensors.uncompiled import step
 
 
@@ -30,7 +31,7 @@ class WholeState:
     def __init__(self, chunk: Chunk, optimizer: str, shapes: Mapping[int, Shape]) -> None:
         assert chunk.kind is Kind.PARAMETER, chunk.kind
         self.chunk, self.optimizer, self._shapes = chunk, optimizer, shapes
-        self._rule = RULES[optimizer]
+        self._rule = rule_of(optimizer)
         self._dtype = torch_dtype(chunk.dtype)
         # By tensor, then by key; only of tensors that were used.
         self._states: dict[int, dict[str, Tensor]] = {}
@@ -45,6 +46,7 @@ class WholeState:
         if not here:
             return weights
         flat = (gradient if isinstance(gradient, Sum) else Sum.of(gradient)).whole()
+        flat = flat.clone() if self._rule.own else flat  # it may write to gradients, which others read
         new = torch.empty_like(weights) if out is None else out
         new.copy_(weights)
         optimizer = self._optimizer(hypers)
@@ -55,7 +57,8 @@ class WholeState:
             param, span = params[piece.tensor], slice(piece.chunk_start, piece.chunk_start + piece.elements)
             shape = self._shapes[piece.tensor]
             param.data, param.grad = new[span].view(shape), flat[span].view(shape)
-            optimizer.state[param] = self._states.get(piece.tensor, {})
+            state = self._states.get(piece.tensor, {})
+            optimizer.state[param] = {**state, **given_numbers(self._rule, state)}
         try:
             step(optimizer)
         finally:
@@ -63,7 +66,9 @@ class WholeState:
                 param = params[piece.tensor]
                 param.grad, param.data = None, self._nothing
         for piece in here:
-            self._states[piece.tensor] = optimizer.state.pop(params[piece.tensor])
+            after: dict[str, Any] = optimizer.state.pop(params[piece.tensor], {})
+            self._states[piece.tensor] = {**after, **kept_numbers(self._rule, after)}
+            check_state(self._rule, self._states[piece.tensor], self._shapes[piece.tensor])
         return new
 
     def _optimizer(self, hypers: Hypers) -> torch.optim.Optimizer:
@@ -140,7 +145,7 @@ def state_of(chunk: Chunk, optimizer: str, layout: Layout) -> State:
 
     Raises ModelError if the optimizer is not allow-listed.
     """
-    if optimizer in RULES and RULES[optimizer].whole:
+    if rule_of(optimizer).whole:
         shapes = {piece.tensor: layout.tensors[piece.tensor].shape for piece in chunk.pieces}
         return WholeState(chunk, optimizer, shapes)
     return ChunkState(chunk, optimizer)

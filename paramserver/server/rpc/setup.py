@@ -11,7 +11,7 @@ import torch
 from paramserver import errors
 from paramserver.checkpoint import manifest as manifests
 from paramserver.checkpoint.place import Place
-from paramserver.core.layout.hypers import validate
+from paramserver.core.layout.hypers import rule_of, validate
 from paramserver.core.layout.plan import Chunk, Kind, Plan
 from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
@@ -29,6 +29,7 @@ from paramserver.server.versions.receive import first_non_finite, receive
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.server.versions.version import Version, room_for
 from paramserver.tensors.hypers import groups_from_proto
+from paramserver.tensors.optimizers import torch_class
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, plan_of
 
@@ -130,6 +131,8 @@ class Setup:
         spec = request.model.optimizer
         groups = groups_from_proto(spec.groups)
         validate(spec.name, groups)
+        if rule_of(spec.name).own:
+            torch_class(spec.name)  # refused before anything is made, if this server does not run it
         state = ShardState(
             consistency_from_proto(request.consistency),
             [w.member for w in request.workers],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from paramserver.core.layout.hypers import RULES, Hypers
+from paramserver.core.layout.hypers import Hypers, rule_of
 from paramserver.core.layout.plan import Piece
 from paramserver.errors import ModelError, NonFiniteError, ProtocolError
 from paramserver.server.arithmetic.state import State, StateEntry
@@ -21,7 +21,7 @@ class BroughtState:
     def __init__(self, tensors: ShardTensors, trusted: bool = False) -> None:
         """``trusted``: the state is that of another server, and may have any numbers."""
         self._tensors, self._trusted = tensors, trusted
-        self._rule = RULES[tensors.optimizer]
+        self._rule = rule_of(tensors.optimizer)
         # By tensor and first element: the piece of a chunk that lies on this shard, and its type.
         self._pieces: dict[tuple[int, int], tuple[Piece, str]] = {
             (piece.tensor, piece.tensor_start): (piece, tensors.layout.chunks[index].dtype)

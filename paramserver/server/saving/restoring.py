@@ -10,7 +10,7 @@ from paramserver.checkpoint.contents import Contents, ShardFacts
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import TensorFile
-from paramserver.core.layout.hypers import RULES
+from paramserver.core.layout.hypers import rule_of
 from paramserver.core.layout.plan import Chunk, Layout
 from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.versions.shard import ShardTensors
@@ -46,7 +46,7 @@ def _chunk(contents: Contents, layout: Layout, chunk: Chunk) -> torch.Tensor:
 
 def _state(contents: Contents, layout: Layout, chunk: Chunk, optimizer: str) -> Iterator[StateEntry]:
     """The optimizer state of the tensors that have elements in the chunk, as far as it overlaps them."""
-    scalars = RULES[optimizer].scalars
+    scalars = rule_of(optimizer).scalars
     for piece in chunk.pieces:
         seen: set[str] = set()
         for part in contents.states(layout.tensors[piece.tensor].name):

@@ -102,9 +102,15 @@ class ServerOptimizer(torch.optim.Optimizer):
             after(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only before ``ctx.prepare``: the servers have laid the parameters out. Raises ModelError afterwards."""
+        """Only before ``ctx.prepare``: the servers have laid the parameters out. Raises ModelError afterwards.
+
+        Parameters that are to thaw later belong into the optimizer from the beginning, with ``requires_grad_(False)``.
+        """
         if hasattr(self, "wrapped") and self.param_groups is self.wrapped.param_groups:
-            raise errors.ModelError("parameter groups cannot be added after ctx.prepare: add them before")
+            raise errors.ModelError(
+                "parameter groups cannot be added after ctx.prepare: add them before, and freeze what is to train "
+                "later with requires_grad_(False)"
+            )
         super().add_param_group(param_group)
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from paramserver import errors
-from paramserver.core.layout.hypers import RULES, Hypers, Rule, Shape
+from paramserver.core.layout.hypers import Hypers, Rule, Shape, rule_of
 from paramserver.core.layout.plan import MAX_CHUNK_BYTES, Chunk, Kind, Layout, joined, units
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
 from paramserver.tensors.finite import is_finite
+from paramserver.tensors.optimizers import given_numbers
 from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def bring(binding: ModelBinding, state: Mapping[Tensor, Mapping[str, Any]] | Non
     """
     arrays: dict[int, dict[str, Tensor]] = {}
     scalars: dict[int, dict[str, Tensor]] = {}
-    rule, groups = RULES[binding.name], binding.hypers()
+    rule, groups = rule_of(binding.name), binding.hypers()
     index_of = {id(parameter): index for index, parameter in enumerate(binding.parameters)}
     for parameter, states in (binding.optimizer.state if state is None else state).items():
         present = {key: value for key, value in states.items() if value is not None}
@@ -128,12 +129,12 @@ def _untouched(states: Mapping[str, object], hypers: Hypers) -> bool:
 
 def in_torch_format(
     binding: ModelBinding, layout: Layout, parts: Sequence[tuple[shard_pb2.StateRef, memoryview]]
-) -> dict[Tensor, dict[str, Tensor]]:
+) -> dict[Tensor, dict[str, Any]]:
     """Optimizer state from servers as the ``state`` of a torch optimizer: by parameter and key, in float32 or float64.
 
     Arrays have the parameter's shape and are on its device. Raises ProtocolError for pieces that do not fit together.
     """
-    rule, groups = RULES[binding.name], binding.hypers()
+    rule, groups = rule_of(binding.name), binding.hypers()
     flat: dict[int, dict[str, Tensor]] = {}
     filled: dict[tuple[int, str], int] = {}
     for ref, data in parts:
@@ -154,7 +155,7 @@ def in_torch_format(
     for (tensor, key), elements in filled.items():
         if elements != _elements(rule, key, layout.tensors[tensor].shape):
             raise errors.ProtocolError(f"the servers sent only a part of the state {key!r} of tensor {tensor}")
-    found: dict[Tensor, dict[str, Tensor]] = {}
+    found: dict[Tensor, dict[str, Any]] = {}
     for index, parameter in enumerate(binding.parameters):
         spec = binding.specs[index]
         states = flat.get(index, {})
@@ -164,12 +165,13 @@ def in_torch_format(
             first = float(groups[spec.group]["initial_accumulator_value"])  # type: ignore[arg-type]
             states = {"step": torch.zeros(1), "sum": torch.full((placement.elements,), first, dtype=master)}
         if states:
-            found[parameter] = {
-                key: value.reshape(())
-                if key in rule.scalars
-                else value.view(rule.array_shape(key, spec.shape) or ()).to(parameter.device)
-                for key, value in sorted(states.items())
+            numbers = {key: value.reshape(()) for key, value in states.items() if key in rule.scalars}
+            arrays = {
+                key: value.view(rule.array_shape(key, spec.shape) or ()).to(parameter.device)
+                for key, value in states.items()
+                if key not in numbers
             }
+            found[parameter] = dict(sorted({**arrays, **given_numbers(rule, numbers)}.items()))
     return found
 
 
