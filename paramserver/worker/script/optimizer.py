@@ -245,9 +245,10 @@ class StepScheduler:
         """Give the wrapped scheduler what it was given in the first epochs."""
         values = self._numbers.so_far(epochs, late)
         self._rewind()
+        wrapped: Any = self.wrapped
         for value in values:
             self._told_of_steps()
-            self.wrapped.step(value)  # type: ignore[arg-type]
+            wrapped.step(value)
 
     def _rewind(self) -> None:
         self.wrapped.load_state_dict(copy.deepcopy(self._initial))
