@@ -43,6 +43,7 @@ from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.watching.stuck import Stuck
 from paramserver.coordinator.watching.tracing import Tracing
 from paramserver.coordinator.watching.watch import Watch
+from paramserver.coordinator.work.agreeing import Agreeing
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.replication import Replication
@@ -146,6 +147,7 @@ class Job:
         self.poison = PoisonWatch(self)
         self.ending = Ending(self)
         self.loads = Loads(self)
+        self.agreeing = Agreeing(self)
 
     def _first_ident(self) -> int:
         """The first member number of this term. The store may not know which numbers an earlier term has used."""
@@ -266,6 +268,7 @@ class Job:
             loading=load_to_proto(self.loads.under_way),
         )
         self.poison.write(record)
+        self.agreeing.write(record)
         self.replication.write(record)
         self.resizing.write(record)
         record.events.extend(self.events.events())
@@ -406,6 +409,7 @@ class Job:
         self.events.restore(record)
         self.reports.restore(record)
         self.poison.restore(record)
+        self.agreeing.restore(record.agreed)
         self.loads.restore(record.loaded)
         self.mode_change.restore(record)
         self.replication.restore(record)

@@ -29,7 +29,7 @@ class CoordinatorService:
         # Workers.
         self.register_model, self.register_data = shown(training.register_model), shown(training.register_data)
         self.initialize_done, self.lease = shown(training.initialize_done), shown(training.lease)
-        self.begin, self.load = shown(training.begin), shown(training.load)
+        self.begin, self.load, self.agree = shown(training.begin), shown(training.load), training.agree
         self.finish, self.snapshot = shown(training.finish), shown(training.snapshot)
         # Operators.
         self.status, self.settings, self.probe = operators.status, operators.settings, operators.probe

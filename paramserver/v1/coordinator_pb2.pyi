@@ -864,6 +864,36 @@ class LoadPlace(_message.Message):
     digest: str
     def __init__(self, epoch: _Optional[int] = ..., count: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
+class Agreed(_message.Message):
+    __slots__ = ("name", "epoch", "count", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    epoch: int
+    count: int
+    value: float
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+
+class AgreeRequest(_message.Message):
+    __slots__ = ("member", "mine", "name", "awaited")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MINE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    mine: Agreed
+    name: str
+    awaited: int
+    def __init__(self, member: _Optional[int] = ..., mine: _Optional[_Union[Agreed, _Mapping]] = ..., name: _Optional[str] = ..., awaited: _Optional[int] = ...) -> None: ...
+
+class AgreeResponse(_message.Message):
+    __slots__ = ("agreed",)
+    AGREED_FIELD_NUMBER: _ClassVar[int]
+    agreed: _containers.RepeatedCompositeFieldContainer[Agreed]
+    def __init__(self, agreed: _Optional[_Iterable[_Union[Agreed, _Mapping]]] = ...) -> None: ...
+
 class LoadRequest(_message.Message):
     __slots__ = ("member", "timeline", "place")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -1051,7 +1081,7 @@ class HandInResponse(_message.Message):
     def __init__(self, clock_ns: _Optional[int] = ...) -> None: ...
 
 class JobRecord(_message.Message):
-    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "samples_before", "wanted", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading", "holders", "promotions", "takeovers", "repairs", "hurt", "plan", "newest_plan", "moved", "carried_from", "wanted_servers", "events")
+    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "samples_before", "wanted", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading", "holders", "promotions", "takeovers", "repairs", "hurt", "plan", "newest_plan", "moved", "carried_from", "agreed", "wanted_servers", "events")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1111,6 +1141,7 @@ class JobRecord(_message.Message):
     NEWEST_PLAN_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
     CARRIED_FROM_FIELD_NUMBER: _ClassVar[int]
+    AGREED_FIELD_NUMBER: _ClassVar[int]
     WANTED_SERVERS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     view: _types_pb2.View
@@ -1158,9 +1189,10 @@ class JobRecord(_message.Message):
     newest_plan: int
     moved: bool
     carried_from: int
+    agreed: _containers.RepeatedCompositeFieldContainer[Agreed]
     wanted_servers: int
     events: _containers.RepeatedCompositeFieldContainer[Event]
-    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., samples_before: _Optional[int] = ..., wanted: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ..., holders: _Optional[_Iterable[_Union[HoldersRecord, _Mapping]]] = ..., promotions: _Optional[int] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., hurt: bool = ..., plan: _Optional[int] = ..., newest_plan: _Optional[int] = ..., moved: bool = ..., carried_from: _Optional[int] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., samples_before: _Optional[int] = ..., wanted: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ..., holders: _Optional[_Iterable[_Union[HoldersRecord, _Mapping]]] = ..., promotions: _Optional[int] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., hurt: bool = ..., plan: _Optional[int] = ..., newest_plan: _Optional[int] = ..., moved: bool = ..., carried_from: _Optional[int] = ..., agreed: _Optional[_Iterable[_Union[Agreed, _Mapping]]] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
 
 class HoldersRecord(_message.Message):
     __slots__ = ("primary", "backups", "lost")

@@ -115,6 +115,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.LoadRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.LoadResponse.FromString,
                 _registered_method=True)
+        self.Agree = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Agree',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.AgreeRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.AgreeResponse.FromString,
+                _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/paramserver.v1.CoordinatorService/Scale',
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
@@ -251,6 +256,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Agree(self, request, context):
+        """A worker gives a number on which all workers are to agree, or asks for those so far.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scale(self, request, context):
         """Have another number of workers from now on.
         """
@@ -368,6 +380,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.LoadRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.LoadResponse.SerializeToString,
+            ),
+            'Agree': grpc.unary_unary_rpc_method_handler(
+                    servicer.Agree,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.AgreeRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.AgreeResponse.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -828,6 +845,33 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Load',
             paramserver_dot_v1_dot_coordinator__pb2.LoadRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.LoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Agree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Agree',
+            paramserver_dot_v1_dot_coordinator__pb2.AgreeRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.AgreeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,11 +18,10 @@ from paramserver import errors
 from paramserver.compress.options import PUSH_COMPRESSIONS
 from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
-from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
-from paramserver.core.work.slices import main_place
-from paramserver.worker.chosen import device_of, wire_of
+from paramserver.worker.chosen import wire_of
 from paramserver.worker.engine import Engine
+from paramserver.worker.facts import Facts
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
@@ -32,7 +31,7 @@ from paramserver.worker.script.loaded import load, parts_of, read_weights
 from paramserver.worker.script.loader import SliceLoader, describe_loader
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.script.position import Position
-from paramserver.worker.script.schedule import SchedulePosition, Schedules
+from paramserver.worker.script.schedule import Schedules
 from paramserver.worker.script.state import bring, in_torch_format
 from paramserver.worker.script.steps import Steps
 from paramserver.worker.weights.reads import Reads
@@ -40,7 +39,7 @@ from paramserver.worker.weights.reads import Reads
 log = structlog.get_logger("paramserver.worker")
 
 
-class Context:
+class Context(Facts):
     """One worker of a job, or the whole job if the script runs alone.
 
     :func:`paramserver.init` makes it. The same loop runs in both cases: :meth:`prepare` replaces the objects of the
@@ -57,15 +56,10 @@ class Context:
     """
 
     def __init__(self, settings: Settings, engine: Engine, on_close: Callable[[Context], None]) -> None:
-        #: The settings in force: the job's, and this process's own.
-        self.settings = settings
-        self.engine = engine
+        super().__init__(settings, engine)
         engine.configure(wire_of(settings), pull_cast(settings.training.pull_precision))
-        #: The torch.device of this worker: ``training.device``, shared out by rank where a host has several GPUs.
-        self.device = device_of(settings.training.device, engine.member.session.rank)
         self._on_close = on_close
         self._passes = Passes()
-        self._position = SchedulePosition(engine)
         self._schedules = Schedules(engine, self._position, self._passes)
         self._draws = Draws(engine, settings.training.seed)
         self._loop = Position(engine, self._passes, self._schedules)
@@ -78,48 +72,7 @@ class Context:
         self._loader: SliceLoader | None = None
         self._closed = False
 
-    # ---- facts
-
-    @property
-    def rank(self) -> int:
-        """This worker's number, from 0, which the coordinator gives."""
-        return self.engine.member.session.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of live workers, from the coordinator's last view of the membership. Alone it is 1."""
-        return max(1, len(self.engine.member.session.view.workers))
-
-    @property
-    def is_main(self) -> bool:
-        """True on exactly one worker: the live one of the lowest rank that has slices to compute.
-
-        For printing, evaluating and saving. In synchronous mode some workers have no slices if a step has fewer slices
-        than there are workers. Another worker takes over when this one is lost.
-        """
-        view = self.engine.member.session.view
-        if not view.workers:
-            return True
-        place = 0
-        if self.engine.modes.present.mode is Mode.SYNC:
-            slices = view.slices_per_step
-            if self._position.data is not None:
-                slices = min(slices, self._position.data.slices_per_epoch)
-            place = main_place(slices, len(view.workers))
-        return view.workers[place].member == self.engine.member.session.member
-
-    @property
-    def version(self) -> int:
-        """The version of the weights at hand: how many updates the servers had made when this worker pulled them.
-
-        An update is a step in synchronous mode, a slice in asynchronous mode. The number falls if the job goes back.
-        """
-        return self.engine.weights.version
-
-    @property
-    def seed(self) -> int:
-        """``training.seed``, the same on all workers. For generators whose numbers all workers share."""
-        return self.settings.training.seed
+    # ---- facts that follow from the slice
 
     def slice_seed(self, purpose: str = "batch") -> int:
         """A seed in [0, 2**63) of the slice that this worker computes now, or (without a loader) draws a batch for now.
@@ -148,11 +101,6 @@ class Context:
     def closed(self) -> bool:
         """True after :meth:`close`: this worker has left the job."""
         return self._closed
-
-    @property
-    def mode(self) -> str:
-        """``"sync"`` or ``"async"``: the mode in force, which ``paramserver set`` may change while the job runs."""
-        return self.engine.modes.present.mode.value
 
     # ---- prepare
 

@@ -20,10 +20,12 @@ from torch.optim.lr_scheduler import (
     ExponentialLR,
     LinearLR,
     OneCycleLR,
+    ReduceLROnPlateau,
     SequentialLR,
 )
 from torch.utils.data import DataLoader
 
+from paramserver import errors
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, Outcome, train, until, wait
 from tests.support.cluster.programs import adamw, dataset, network, sgd
@@ -176,3 +178,143 @@ def test_a_worker_that_comes_late(name: str) -> None:
     script.check()
     assert outcome.summary["steps"] == STEPS
     assert torch.isfinite(outcome.tensor("0.weight")).all()
+
+
+# ---- ReduceLROnPlateau
+
+
+# After the first value the rate falls with each that is not lower: 0.1, 0.05, 0.025, 0.025, ...
+VALUES = [1.0, 2.0, 3.0, 0.5, 0.25, 0.75]
+RATES = [0.1, 0.1, 0.05, 0.025, 0.025, 0.025]
+
+
+class Measured:
+    """Gives the scheduler a value after each epoch; the values of rank 0 count if it is the first to come."""
+
+    def __init__(self, plain: bool = False, each: Callable[[Context], object] | None = None, epochs: int = 6) -> None:
+        self.plain, self.each, self.epochs = plain, each, epochs
+        self.rates: dict[tuple[int, int], set[float]] = {}
+        self.first: dict[int, threading.Event] = {epoch: threading.Event() for epoch in range(epochs)}
+
+    def __call__(self, ctx: Context) -> None:
+        model: Any = network()
+        optimizer: Any = sgd(model.parameters())
+        schedule: Any = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        loader: Any = DataLoader(dataset(16), batch_size=BATCH)
+        model, optimizer, loader, schedule = ctx.prepare(model, optimizer, loader, schedule)
+        for epoch in range(self.epochs) if self.plain else ctx.epochs(self.epochs):
+            for x, y in loader:
+                self.rates.setdefault((epoch, ctx.rank), set()).add(optimizer.param_groups[0]["lr"])
+                if self.each is not None:
+                    self.each(ctx)
+                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+            if ctx.rank == 0:
+                schedule.step(VALUES[epoch])
+                self.first[epoch].set()
+            else:
+                wait(self.first[epoch], "worker 0")
+                schedule.step(torch.tensor(100.0 + epoch))
+
+    def check(self, epochs: int = 6) -> None:
+        """In each epoch all workers had the same rate, which follows from the values of worker 0."""
+        for (epoch, rank), rates in self.rates.items():
+            assert rates == {RATES[epoch]}, f"epoch {epoch}, worker {rank}"
+        assert {epoch for epoch, _ in self.rates} == set(range(epochs))
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["ctx.epochs", "range"])
+def test_all_workers_lower_the_rate_at_the_same_value(plain: bool) -> None:
+    script = Measured(plain)
+    train(script, 2, 1, slices_per_step=SLICES)
+    script.check()
+
+
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.long)], ids=["ctx.epochs", "range"])
+def test_a_measured_rate_right_after_going_back(plain: bool, tmp_path: Path) -> None:
+    """Two steps in an epoch; the job goes back from the fifth epoch to the third."""
+    reached, go = threading.Event(), threading.Event()
+
+    def stop(ctx: Context) -> None:
+        if ctx.version == 9 and not go.is_set():
+            reached.set()
+            wait(go, "the word to go on", 60.0)
+
+    script = Measured(plain, stop)
+    with Rig(tmp_path, 5, training__slices_per_step=SLICES) as rig:
+        rig.begin(script)
+        wait(reached, "step 9", 60.0)
+        rig.kill_now("server-1")
+        until("the job went back", lambda: rig.rollbacks)
+        go.set()
+        rig.finish()
+    if not plain:  # there an epoch that is done again belongs to the pass at hand
+        script.check()
+    last = {rates for (epoch, _), found in script.rates.items() if epoch == 5 for rates in found}
+    assert last == {RATES[5]}
+
+
+@pytest.mark.long
+def test_a_job_that_is_resumed_has_the_measured_rate(tmp_path: Path) -> None:
+    """All processes end in the fifth epoch, and the job goes on from a checkpoint in the third."""
+    reached, go = threading.Event(), threading.Event()
+
+    def stop(ctx: Context) -> None:
+        if ctx.version == 9:
+            reached.set()
+            wait(go, "the end", 60.0)
+
+    with Rig(tmp_path, 5, training__slices_per_step=SLICES) as rig:
+        rig.begin(Measured(each=stop))
+        wait(reached, "step 9", 60.0)
+        for server in list(rig.keepers):
+            rig.call(server.die)
+        rig.ending = True
+        go.set()
+    script = Measured()
+    again: dict[str, Any] = {
+        "checkpoint__resume": str(tmp_path / "ckpt"),
+        "training__slices_per_step": SLICES,
+        "workers": 1,
+    }
+    with Rig(tmp_path, 5, **again) as rig:
+        rig.begin(script)
+        rig.finish()
+    assert script.rates == {(epoch, 0): {RATES[epoch]} for epoch in (2, 3, 4, 5)}
+
+
+def test_a_worker_that_comes_late_has_the_measured_rate() -> None:
+    come = threading.Event()
+
+    def stop(ctx: Context) -> None:
+        if ctx.rank == 0 and ctx.version == 7:
+            come.set()
+            until("the other worker has come", lambda: ctx.world_size == 2)
+
+    script = Measured(each=stop)
+    with Cluster(1, 1, slices_per_step=SLICES) as cluster:
+        cluster.start(script)
+        wait(come, "step 7")
+        cluster.start(script)
+        cluster.join()
+    script.check()
+    assert {epoch for epoch, rank in script.rates if rank == 1} <= {3, 4, 5}
+    assert (5, 1) in script.rates
+
+
+def test_a_measured_value_in_the_loop_is_refused() -> None:
+    def script(ctx: Context) -> None:
+        model: Any = network()
+        optimizer: Any = sgd(model.parameters())
+        schedule: Any = ReduceLROnPlateau(optimizer)
+        loader: Any = DataLoader(dataset(16), batch_size=BATCH)
+        model, optimizer, loader, schedule = ctx.prepare(model, optimizer, loader, schedule)
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            with pytest.raises(errors.UserError, match="belongs between two epochs"):
+                schedule.step(1.0)
+            optimizer.zero_grad()
+
+    train(script, 1, 1)

@@ -130,12 +130,13 @@ def test_entries_of_other_kinds() -> None:
             self.second = self.first
             self.frozen = nn.Linear(8, 3).requires_grad_(False)
             self.low = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+            self.seen: torch.Tensor
             self.register_buffer("seen", torch.tensor(0))
             self.register_buffer("hidden", torch.zeros(1), persistent=False)
 
         def forward(self, x: torch.Tensor) -> Any:
             """Scores."""
-            self.seen += 1  # type: ignore[operator, has-type]
+            self.seen += 1
             return self.frozen(self.second(self.first(x))) * self.low.float()
 
         def get_extra_state(self) -> Any:
@@ -172,9 +173,10 @@ def test_what_does_not_fit_is_refused() -> None:
             ctx.state_dict()
         model: Any = network()
         model, _ = ctx.prepare(model, adamw(model.parameters()))
-        for state in ({}, model.state_dict(), [], {"model": None}):
+        wrong: list[Any] = [{}, model.state_dict(), [], {"model": None}]
+        for state in wrong:
             with pytest.raises(errors.UserError, match=r"ctx.state_dict\(\) gives|given nothing"):
-                ctx.load(state)  # type: ignore[arg-type]
+                ctx.load(state)
         with pytest.raises(errors.UserError, match="not both"):
             ctx.load(ctx.state_dict(), model=model.state_dict())
 
@@ -185,7 +187,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def averaged(model: nn.Module) -> AveragedModel:
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
+    mean: Any = get_ema_multi_avg_fn
+    return AveragedModel(model, multi_avg_fn=mean(0.5), use_buffers=True)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -66,6 +66,7 @@ def _position(record: coordinator_pb2.JobRecord) -> coordinator_pb2.JobRecord:
         async_from=record.async_from,
         histories=record.histories[:1],
         poisoned=record.poisoned,
+        agreed=record.agreed,
         loaded=getattr(record, loaded) if loaded else None,
     )
 

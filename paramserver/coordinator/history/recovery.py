@@ -27,6 +27,7 @@ from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.poison import PoisonWatch
+from paramserver.coordinator.work.agreeing import Agreeing
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.schedule import Schedule
@@ -66,6 +67,7 @@ _RESTORE_S = 600.0
 
 
 class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
+    agreeing: Agreeing
     checkpoints: Checkpoints
     ending: Ending
     journal: Journal
@@ -349,6 +351,7 @@ class Recovery:
         job.life.agree(consistency)
         job.loads.restore(where.loaded)
         job.poison.skip(where.poisoned)
+        job.agreeing.restore(where.agreed)
         job.schedule.restore(where)
 
     async def _set_up(self) -> None:

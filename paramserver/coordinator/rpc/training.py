@@ -79,6 +79,11 @@ class Training:
         check_member(self._job, request.member)
         return await self._job.loads.call(request)
 
+    async def agree(self, request: coordinator_pb2.AgreeRequest) -> coordinator_pb2.AgreeResponse:
+        """A worker gives a number on which all workers are to agree; see `coordinator.work.agreeing`."""
+        check_member(self._job, request.member)
+        return await self._job.agreeing.agree(request)
+
     async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
         """A worker is through: return when its last version is a checkpoint, or when there is more to do."""
         check_member(self._job, request.member)

@@ -32,6 +32,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Finish": frozenset({WORKER}),
     "Coordinator.Begin": frozenset({WORKER}),
     "Coordinator.Load": frozenset({WORKER}),
+    "Coordinator.Agree": frozenset({WORKER}),
     "Coordinator.Snapshot": frozenset({WORKER, ADMIN}),
     "Coordinator.Scale": frozenset({ADMIN}),
     "Coordinator.Checkpoint": frozenset({ADMIN}),

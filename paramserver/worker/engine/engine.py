@@ -13,6 +13,7 @@ from paramserver.membership.session import JoinOptions
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.background import Background
+from paramserver.worker.engine.agreeing import Agreeing
 from paramserver.worker.engine.entry import Entry
 from paramserver.worker.engine.loading import Loading
 from paramserver.worker.engine.loop import Loop
@@ -68,6 +69,7 @@ class Engine:
         self.paces = paces = Paces(member, modes, shards, slices, weights, sender)
         self.rollback = Rollback(member, modes, shards, slices, weights, sender, self.entry, paces)
         self.reading = Reading(member, modes, shards, weights, self.rollback)
+        self.agreeing = Agreeing(member)
         self.loading = Loading(member, shards, progress, weights, paces, self.rollback)
         self.loop = Loop(member, modes, shards, slices, progress, weights, sender, paces, self.rollback)
 

@@ -88,9 +88,9 @@ def read_weights(binding: ModelBinding, model: nn.Module, space: FlatSpace) -> d
     for name, value in found.items():
         if not isinstance(value, torch.Tensor):
             continue
-        index = places.get(id(value))
+        index = places.get(id(value), -1)
         # What the optimizer does not have is the script's own, see docs/training.md.
-        own = index is None or binding.specs[index].kind is Kind.FROZEN
+        own = index < 0 or binding.specs[index].kind is Kind.FROZEN
         found[name] = (
             value.detach().to("cpu", copy=True) if own else in_model_type(space.view(index), value.dtype).clone()
         )

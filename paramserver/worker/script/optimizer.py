@@ -5,16 +5,13 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-import structlog
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paramserver import errors
 from paramserver.worker.script.state import same
-
-log = structlog.get_logger("paramserver.worker")
 
 
 class ServerOptimizer(torch.optim.Optimizer):
@@ -144,6 +141,23 @@ def retire(given: torch.optim.Optimizer) -> None:
         setattr(given, name, refuse)
 
 
+class Numbers(Protocol):
+    """The values that schedulers of this number in all workers were given; `schedule.ScheduleNumbers` has them."""
+
+    def begin_epoch(self) -> None:
+        """An epoch of ``ctx.epochs`` begins."""
+
+    @property
+    def differ(self) -> bool:
+        """Whether workers have different values inside of the loop."""
+
+    def agree(self, value: float) -> float:
+        """The value that counts at this place of the script, in all workers."""
+
+    def so_far(self, epochs: int, wait: bool) -> list[float]:
+        """The values of the first epochs. ``wait``: other workers may be about to give the last one."""
+
+
 class StepScheduler:
     """A learning-rate scheduler that counts the job's updates, not this worker's slices.
 
@@ -152,10 +166,14 @@ class StepScheduler:
     several); outside of it (once per epoch) it does what the wrapped scheduler does.
     """
 
-    def __init__(self, wrapped: LRScheduler, steps_done: Callable[[], int], in_loop: Callable[[], bool]) -> None:
+    def __init__(
+        self, wrapped: LRScheduler, steps_done: Callable[[], int], in_loop: Callable[[], bool], numbers: Numbers
+    ) -> None:
         self.wrapped = wrapped
+        self._measured = isinstance(wrapped, ReduceLROnPlateau)
+        self._numbers = numbers
         # None until the script has called step() once, or others are known to do so.
-        self.per_step: bool | None = None
+        self.per_step: bool | None = False if self._measured else None
         self._steps_done, self._in_loop = steps_done, in_loop
         self._counted = 0
         # The epoch that began last, and how often the script has called step() outside of the loop.
@@ -166,8 +184,15 @@ class StepScheduler:
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in wrapped.optimizer.param_groups]
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Advance the schedule: in the loop over the loader to where the job stands, elsewhere by one step."""
-        if args or kwargs or isinstance(self.wrapped, ReduceLROnPlateau) or not self._in_loop():
+        """Advance the schedule: in the loop over the loader to where the job stands, elsewhere by one step.
+
+        ``ReduceLROnPlateau`` takes the value of the first worker that comes to this place of the script. Raises
+        UserError if it is called in the loop over the prepared loader.
+        """
+        if self._measured:
+            self._step_measured(*args, **kwargs)
+            return
+        if args or kwargs or not self._in_loop():
             self.per_step = bool(self.per_step)
             self._outside += 1
             self._told_of_steps()
@@ -175,6 +200,16 @@ class StepScheduler:
             return
         self.per_step = True
         self.catch_up()
+
+    def _step_measured(self, metrics: Any, *args: Any, **kwargs: Any) -> None:
+        if self._in_loop() and self._numbers.differ:
+            raise errors.UserError(
+                "ReduceLROnPlateau.step() belongs between two epochs: within an epoch workers compute different "
+                "slices, so they would not agree on a learning rate"
+            )
+        self._outside += 1
+        self._told_of_steps()
+        self.wrapped.step(self._numbers.agree(float(metrics)), *args, **kwargs)
 
     def begin_epoch(self, epoch: int, per_step: bool) -> None:
         """An epoch begins: bring a schedule that is advanced between epochs to where that puts it.
@@ -184,11 +219,13 @@ class StepScheduler:
         The script advances it itself, except where it begins with a later epoch (it came late, or the job was resumed)
         or comes back to an earlier one (the job went back). Then one advance per epoch is assumed.
         """
-        self.per_step = per_step or self.per_step
+        self._numbers.begin_epoch()
+        if not self._measured:
+            self.per_step = per_step or self.per_step
         former, self._epoch = self._epoch, epoch
         if self.per_step or epoch == former + 1 or (former >= 0 and not self._outside):
             return
-        self._go_to(epoch)
+        self._go_to(epoch, late=former < 0)
 
     def set_back(self, epochs: int) -> None:
         """Bring a schedule that is advanced between epochs to where it was ``epochs`` epochs ago, 0: where it belongs.
@@ -198,14 +235,26 @@ class StepScheduler:
         if not self.per_step and self._outside:
             self._go_to(self._outside - epochs)
 
-    def _go_to(self, advances: int) -> None:
-        """Bring a schedule that is advanced between epochs to where so many advances put it."""
-        if isinstance(self.wrapped, ReduceLROnPlateau):
-            log.warning("ReduceLROnPlateau is not brought back to where it was: its learning rate may differ")
+    def _go_to(self, advances: int, late: bool = False) -> None:
+        """Bring a schedule that is advanced between epochs to where so many advances put it.
+
+        ``late``: this worker has come in the middle of the job.
+        """
+        if self._measured:
+            self._repeat(advances, late)
             return
         self._rewind()
         for _ in range(advances):
             self._advance()
+
+    def _repeat(self, epochs: int, late: bool) -> None:
+        """Give the wrapped scheduler what it was given in the first epochs."""
+        values = self._numbers.so_far(epochs, late)
+        self._rewind()
+        wrapped: Any = self.wrapped
+        for value in values:
+            self._told_of_steps()
+            wrapped.step(value)
 
     def _rewind(self) -> None:
         self.wrapped.load_state_dict(copy.deepcopy(self._initial))

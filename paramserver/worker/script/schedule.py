@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import structlog
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -14,6 +15,8 @@ from paramserver.wire.messages import consistency_from_proto, mode_from_proto, s
 from paramserver.worker.engine import Engine
 from paramserver.worker.script.given import check_scheduler
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
+
+log = structlog.get_logger("paramserver.worker")
 
 
 class SchedulePosition:
@@ -65,6 +68,37 @@ class SchedulePosition:
         return schedule_position(self._slices, self.data.slices_per_epoch, self.per_epoch)
 
 
+class ScheduleNumbers:
+    """The values that one prepared scheduler is given, which all workers agree on. See `optimizer.Numbers`."""
+
+    def __init__(self, engine: Engine, position: SchedulePosition, passes: Passes, name: str) -> None:
+        self._engine, self._position, self._passes, self._name = engine, position, passes, name
+        # The epoch of the last value, and how many values it has.
+        self._epoch, self._count = -1, 0
+
+    @property
+    def differ(self) -> bool:
+        return self._position.data is not None
+
+    def begin_epoch(self) -> None:
+        self._count = 0
+
+    def agree(self, value: float) -> float:
+        epoch = self._passes.epoch + 1
+        self._count = self._count + 1 if epoch == self._epoch else 1
+        self._epoch = epoch
+        return self._engine.agreeing.agree(self._name, (epoch, self._count), value)
+
+    def so_far(self, epochs: int, wait: bool) -> list[float]:
+        values = self._engine.agreeing.so_far(self._name, epochs if wait else 0)
+        if epochs and not any(epoch == epochs for epoch, _ in values):
+            log.warning(
+                f"what ReduceLROnPlateau was given after epoch {epochs} is not known: the job has gone on from a "
+                "checkpoint of exactly that moment"
+            )
+        return [value for (epoch, _), value in sorted(values.items()) if epoch <= epochs]
+
+
 class Schedules:
     """The prepared schedulers of a script, and how it advances them."""
 
@@ -77,7 +111,8 @@ class Schedules:
 
     def prepare(self, scheduler: LRScheduler) -> StepScheduler:
         """The scheduler that the script gets in place of its own."""
-        made = StepScheduler(scheduler, self._position, self._steps_count)
+        numbers = ScheduleNumbers(self._engine, self._position, self._passes, f"scheduler {len(self._all)}")
+        made = StepScheduler(scheduler, self._position, self._steps_count, numbers)
         self._all.append(made)
         return made
 

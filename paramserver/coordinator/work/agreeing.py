@@ -1,0 +1,76 @@
+"""Numbers on which all workers agree: the first one for a place of the script counts, also for workers that come later.
+
+A learning rate that follows a measured loss is the same on all workers only if the loss is. A number that was agreed on
+stays, also when the job goes back. Numbers travel in checkpoints, for jobs that go on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from paramserver import errors
+from paramserver.coordinator import ports
+from paramserver.coordinator.leadership.keeping import Keeping
+from paramserver.core.job.membership import Role
+from paramserver.v1 import coordinator_pb2
+
+# How long a worker that comes late waits for a number that the others are about to give.
+_PARK_S = 10.0
+_MOST = 20_000
+_NAME_CHARS = 200
+# Name, epoch and count.
+_Place = tuple[str, int, int]
+
+
+class _Job(ports.Stage, Protocol):
+    keeping: Keeping
+
+    def write_down(self) -> None:
+        """Write the record down, if it has changed."""
+
+
+class Agreeing:
+    """The numbers of one job."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._values: dict[_Place, float] = {}
+
+    async def agree(self, request: coordinator_pb2.AgreeRequest) -> coordinator_pb2.AgreeResponse:
+        """A worker gives a number, or asks for those so far. Answers with all numbers of its name."""
+        if not 0 < len(request.name) <= _NAME_CHARS:
+            raise errors.ProtocolError(f"a number to agree on has a name of 1 to {_NAME_CHARS} characters")
+        if request.HasField("mine"):
+            place = request.name, request.mine.epoch, request.mine.count
+            if place not in self._values:
+                if len(self._values) >= _MOST:
+                    raise errors.ProtocolError(f"workers agree on at most {_MOST} numbers in a job")
+                self._values[place] = request.mine.value
+                self._job.write_down()
+                await self._job.keeping.settled()
+                await self._job.changes.notify()
+        elif request.awaited:
+            await self._job.changes.wait_until(lambda: not self._comes(request.name, request.awaited), _PARK_S)
+        values = sorted((place, value) for place, value in self._values.items() if place[0] == request.name)
+        return coordinator_pb2.AgreeResponse(agreed=[_message(place, value) for place, value in values])
+
+    def _comes(self, name: str, epoch: int) -> bool:
+        """Whether a number of this epoch is missing, and another worker may give it."""
+        there = {at for what, at, _ in self._values if what == name}
+        others = len(self._job.members.of(Role.WORKER)) > 1
+        return others and epoch not in there and (epoch == 1 or epoch - 1 in there)
+
+    def write(self, record: coordinator_pb2.JobRecord) -> None:
+        """Write all numbers into the record."""
+        record.agreed.extend(_message(place, value) for place, value in sorted(self._values.items()))
+
+    def restore(self, agreed: Iterable[coordinator_pb2.Agreed]) -> None:
+        """These numbers hold, too: those of an earlier coordinator, or of a checkpoint."""
+        for one in agreed:
+            self._values.setdefault((one.name, one.epoch, one.count), one.value)
+
+
+def _message(place: _Place, value: float) -> coordinator_pb2.Agreed:
+    name, epoch, count = place
+    return coordinator_pb2.Agreed(name=name, epoch=epoch, count=count, value=value)

@@ -1,0 +1,68 @@
+"""What a script can ask about its worker and its job, before and after a model is prepared."""
+
+from __future__ import annotations
+
+from paramserver.config import Settings
+from paramserver.core.versions.consistency import Mode
+from paramserver.core.work.slices import main_place
+from paramserver.worker.chosen import device_of
+from paramserver.worker.engine import Engine
+from paramserver.worker.script.schedule import SchedulePosition
+
+
+class Facts:
+    """Facts about one worker of a job."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        #: The settings in force: the job's, and this process's own.
+        self.settings = settings
+        self.engine = engine
+        #: The torch.device of this worker: ``training.device``, shared out by rank where a host has several GPUs.
+        self.device = device_of(settings.training.device, engine.member.session.rank)
+        self._position = SchedulePosition(engine)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0, which the coordinator gives."""
+        return self.engine.member.session.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of live workers, from the coordinator's last view of the membership. Alone it is 1."""
+        return max(1, len(self.engine.member.session.view.workers))
+
+    @property
+    def is_main(self) -> bool:
+        """True on exactly one worker: the live one of the lowest rank that has slices to compute.
+
+        For printing, evaluating and saving. In synchronous mode some workers have no slices if a step has fewer slices
+        than there are workers. Another worker takes over when this one is lost.
+        """
+        view = self.engine.member.session.view
+        if not view.workers:
+            return True
+        place = 0
+        if self.engine.modes.present.mode is Mode.SYNC:
+            slices = view.slices_per_step
+            if self._position.data is not None:
+                slices = min(slices, self._position.data.slices_per_epoch)
+            place = main_place(slices, len(view.workers))
+        return view.workers[place].member == self.engine.member.session.member
+
+    @property
+    def version(self) -> int:
+        """The version of the weights at hand: how many updates the servers had made when this worker pulled them.
+
+        An update is a step in synchronous mode, a slice in asynchronous mode. The number falls if the job goes back.
+        """
+        return self.engine.weights.version
+
+    @property
+    def seed(self) -> int:
+        """``training.seed``, the same on all workers. For generators whose numbers all workers share."""
+        return self.settings.training.seed
+
+    @property
+    def mode(self) -> str:
+        """``"sync"`` or ``"async"``: the mode in force, which ``paramserver set`` may change while the job runs."""
+        return self.engine.modes.present.mode.value
