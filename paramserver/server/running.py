@@ -41,7 +41,7 @@ from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic import norms
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
-from paramserver.server.arithmetic.state import State
+from paramserver.server.arithmetic.state import State, StateCopy
 from paramserver.server.replicas.copies import Copies
 from paramserver.server.replicas.outbox import Content
 from paramserver.server.saving.holding import Holding
@@ -53,7 +53,7 @@ from paramserver.server.versions.acks import Acks
 from paramserver.server.versions.calls import Calls
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.server.versions.repetitions import Repetitions
-from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy, leading
+from paramserver.server.versions.shard import Contribution, ShardTensors, leading
 from paramserver.server.versions.sharing import Sharing, own
 from paramserver.server.versions.version import Version, again
 from paramserver.tracing import Recorder
