@@ -39,7 +39,7 @@ from paramserver.core.work.stealing import Stealing
 from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
-from paramserver.server.arithmetic.state import State
+from paramserver.server.arithmetic.state import State, StateCopy
 from paramserver.server.making import Maker
 from paramserver.server.replicas.copies import Copies
 from paramserver.server.saving.holding import Holding
@@ -52,7 +52,7 @@ from paramserver.server.versions.acks import Acks
 from paramserver.server.versions.calls import Calls
 from paramserver.server.versions.drafting import Draft, Drafting
 from paramserver.server.versions.repetitions import Repetitions
-from paramserver.server.versions.shard import Contribution, ShardTensors, StateCopy
+from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.sharing import Sharing
 from paramserver.server.versions.version import Version
 from paramserver.tracing import Recorder

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from paramserver.core.layout.hypers import Hypers
@@ -41,3 +42,38 @@ class State(Protocol):
 
     def check(self, hypers: Hypers) -> None:
         """Raises ModelError if these hyper-parameters ask for other state than there is."""
+
+
+class StateCopy:
+    """The optimizer state of one version, by chunk. The first user of a chunk copies its state; it is used once."""
+
+    def __init__(self, states: Mapping[int, State], lock: threading.Lock) -> None:
+        self._states, self._lock = states, lock
+        self._copies: dict[int, list[StateEntry]] = {}
+        self._used: set[int] = set()
+
+    def keep(self, index: int) -> None:
+        """See to it that :meth:`use` gives the state of a chunk as it is, whatever happens to it afterwards."""
+        with self._lock:
+            if index not in self._copies and index not in self._used:
+                self._copies[index] = self._copy(index)
+
+    def outline(self, index: int) -> list[StateEntry]:
+        """The entries that :meth:`use` will return, without their numbers, which may be changing."""
+        with self._lock:
+            return self._copies[index] if index in self._copies else list(self._states[index].export())
+
+    def use(self, index: int) -> list[StateEntry]:
+        """The state of a chunk as it was; it is not kept any longer."""
+        with self._lock:
+            self._used.add(index)
+            return self._copies.pop(index) if index in self._copies else self._copy(index)
+
+    def forget(self) -> None:
+        """The states that have not been used will not be used."""
+        with self._lock:
+            self._used.update(self._states)
+            self._copies.clear()
+
+    def _copy(self, index: int) -> list[StateEntry]:
+        return [(*e[:3], e[3].clone(), e[4]) for e in self._states[index].export()]

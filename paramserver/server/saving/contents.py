@@ -8,21 +8,16 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from paramserver.checkpoint.tensorfile import Entry
 from paramserver.core.layout.plan import Chunk, Layout, Piece, Plan
 from paramserver.core.versions.ledger import Row
-from paramserver.server.arithmetic.state import StateEntry
+from paramserver.server.arithmetic.state import StateCopy, StateEntry
 from paramserver.server.versions.version import Version
 from paramserver.tensors.dtypes import buffer_of, in_model_type, torch_dtype
 from paramserver.v1 import shard_pb2
-
-if TYPE_CHECKING:
-    from paramserver.server.versions.shard import StateCopy
-
 
 _MASTERED = frozenset(("float16", "bfloat16", "float32", "float64"))
 

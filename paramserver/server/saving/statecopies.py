@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from paramserver.server.arithmetic.state import StateCopy
 from paramserver.server.versions.calls import Calls
-from paramserver.server.versions.shard import ShardTensors, StateCopy
+from paramserver.server.versions.shard import ShardTensors
 
 
 class StateCopies:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from paramserver.core.versions.reduction import Node
 from paramserver.errors import NonFiniteError
 from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic.combine import Sum, combine
-from paramserver.server.arithmetic.state import State, StateEntry
+from paramserver.server.arithmetic.state import State, StateCopy, StateEntry
 from paramserver.server.arithmetic.whole import state_of
 from paramserver.server.team import Team
 from paramserver.server.versions.receive import first_non_finite
@@ -74,41 +75,6 @@ class Making:
     def used_in(self, chunk: Chunk) -> frozenset[int]:
         """The tensors in a chunk that change."""
         return frozenset([piece.tensor for piece in chunk.pieces if piece.tensor in self.used])
-
-
-class StateCopy:
-    """The optimizer state of one version, by chunk. The first user of a chunk copies its state; it is used once."""
-
-    def __init__(self, states: Mapping[int, State], lock: threading.Lock) -> None:
-        self._states, self._lock = states, lock
-        self._copies: dict[int, list[StateEntry]] = {}
-        self._used: set[int] = set()
-
-    def keep(self, index: int) -> None:
-        """See to it that :meth:`use` gives the state of a chunk as it is, whatever happens to it afterwards."""
-        with self._lock:
-            if index not in self._copies and index not in self._used:
-                self._copies[index] = self._copy(index)
-
-    def outline(self, index: int) -> list[StateEntry]:
-        """The entries that :meth:`use` will return, without their numbers, which may be changing."""
-        with self._lock:
-            return self._copies[index] if index in self._copies else list(self._states[index].export())
-
-    def use(self, index: int) -> list[StateEntry]:
-        """The state of a chunk as it was; it is not kept any longer."""
-        with self._lock:
-            self._used.add(index)
-            return self._copies.pop(index) if index in self._copies else self._copy(index)
-
-    def forget(self) -> None:
-        """The states that have not been used will not be used."""
-        with self._lock:
-            self._used.update(self._states)
-            self._copies.clear()
-
-    def _copy(self, index: int) -> list[StateEntry]:
-        return [(*e[:3], e[3].clone(), e[4]) for e in self._states[index].export()]
 
 
 class ShardTensors:
@@ -187,11 +153,9 @@ class ShardTensors:
             outs = [] if space is None else [space(chunk) for chunk in unit]
             return self._next_together(unit, making, given or {}, outs, keep)
 
-        moving = units(chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN)
-        made = self._each(together, moving)
-        tensors = dict(base.tensors)
-        for unit, parts in zip(moving, made, strict=True):
-            tensors.update((chunk.index, new) for chunk, new in zip(unit, parts, strict=True))
+        moving = [chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN]
+        made = itertools.chain.from_iterable(self._each(together, units(moving)))
+        tensors = {**base.tensors, **{chunk.index: new for chunk, new in zip(moving, made, strict=True)}}
         return Version(base.number + 1, self.chunks, tensors)
 
     @staticmethod
@@ -267,10 +231,10 @@ class ShardTensors:
         here = making.used_in(unit[0])
         if here:
             gradient = torch.cat([self._gradient(chunk, making, given.get(chunk.index), keep) for chunk in unit])
-            state = self.states[unit[0].index]
             self._copy_first(unit[0].index)
             reach("apply.mid", making.base.number)
-            whole = state.step(torch.cat(old), gradient, here, making.leader.groups[unit[0].group])
+            groups = making.leader.groups
+            whole = self.states[unit[0].index].step(torch.cat(old), gradient, here, groups[unit[0].group])
             reach("apply.after_weights_before_opt", making.base.number)
             old = [whole[at : at + chunk.elements] for chunk in unit for at in [chunk.start - unit[0].start]]
         return [out.copy_(new) for out, new in zip(outs, old, strict=True)] if outs else old
