@@ -38,6 +38,7 @@ def auto(
     restart: bool = False,
     checkpoint_dir: Annotated[str | None, flag("checkpoint.dir", "DIR|URL")] = None,
     checkpoint_every: Annotated[str | None, flag("checkpoint.every")] = None,
+    from_checkpoint: Annotated[str | None, flag("checkpoint.resume", "DIR|URL")] = None,
     summary: Annotated[str | None, flag("run.summary", "FILE")] = None,
     save: Annotated[str | None, flag("run.save", "FILE")] = None,
     config: Path | None = None,
@@ -82,6 +83,8 @@ def auto(
         several nodes.
     checkpoint_every
         Steps (async: slices) from one checkpoint to the next; every checkpoint.every_s seconds if 0.
+    from_checkpoint
+        Begin with this checkpoint, or with the newest in this directory.
     summary
         Write a summary of the run to this JSON file.
     save
@@ -104,6 +107,7 @@ def auto(
         "security.certs": certs,
         "checkpoint.dir": checkpoint_dir,
         "checkpoint.every": checkpoint_every,
+        "checkpoint.resume": from_checkpoint,
         "run.summary": summary,
         "run.save": save,
     }
