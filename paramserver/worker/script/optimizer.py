@@ -209,7 +209,8 @@ class StepScheduler:
             )
         self._outside += 1
         self._told_of_steps()
-        self.wrapped.step(self._numbers.agree(float(metrics)), *args, **kwargs)
+        wrapped: Any = self.wrapped
+        wrapped.step(self._numbers.agree(float(metrics)), *args, **kwargs)
 
     def begin_epoch(self, epoch: int, per_step: bool) -> None:
         """An epoch begins: bring a schedule that is advanced between epochs to where that puts it.

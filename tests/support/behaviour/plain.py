@@ -35,12 +35,12 @@ class Batches:
         self._passes = self._done = 0
 
     def __len__(self) -> int:
-        return self._schedule.steps_per_epoch
+        return -(-self._data.batches_per_epoch // self._schedule.slices_per_step)
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch = self._passes if self._context.epoch is None else self._context.epoch
         self._passes += 1
-        while self._done < (epoch + 1) * len(self):
+        while self._done < (epoch + 1) * self._schedule.steps_per_epoch:
             step = self._schedule.step(self._done)
             self._done += 1
             # Scripts that draw random numbers have one slice in a step.
