@@ -247,20 +247,6 @@ def closure():
     ),
     Piece(
         "body",
-        "gradient accumulation, not declared",
-        {
-            "first": "n += 1\n",
-            "backward": "(loss / 2).backward()\n",
-            "step": "if n % 2 == 0:\n    optimizer.step()\n",
-            "zero": "    optimizer.zero_grad()\n",
-        },
-        Verdict.REFUSED,
-        ("accumulate=k",),
-        needs=(Need.SINGLE, Need.LOADER),
-        without=("model=BatchNorm", "model=a buffer that counts", "scheduler", "precision"),
-    ),
-    Piece(
-        "body",
         "step twice",
         {"step": "optimizer.step()\noptimizer.step()\n"},
         Verdict.REFUSED,
