@@ -88,9 +88,12 @@ def test_the_document_shows_what_went_wrong() -> None:
         outcome("c", "push.recv", "middle", "differs"),
         outcome("d", "apply.mid", "last, chunk 1"),
         outcome("e", "apply.mid", "last, chunk 2", "did not fire"),
+        outcome("f replicas", "apply.mid", "last"),
     ]
     text = document.text({result.name: result for result in results})
-    assert f"5 of {len(matrix())} cases have been run: 3 ok, 1 differs, 1 did not fire." in text
+    copies = sum(case.job.replicas > 0 for case in matrix())
+    assert f"5 of {len(matrix()) - copies} cases have been run: 3 ok, 1 differs, 1 did not fire." in text
+    assert f"With replicas, 1 of {copies} cases have been run: 1 ok." in text
     assert "| server-1 | `push.recv` | ok | ok | differs | – | 3.50 s |" in text
     assert "| server-1 | `apply.mid` | – | – | – | did not fire (2) | – |" in text
 

@@ -79,11 +79,9 @@ def _matrix(outcomes: Sequence[Outcome]) -> list[str]:
     lines = ["", "### The crash matrix", ""]
     if not outcomes:
         return [*lines, "Not run."]
-    verdicts = Counter(outcome.verdict for outcome in outcomes)
     order = {case.name: number for number, case in enumerate(cases.matrix())}
     outcomes = sorted(outcomes, key=lambda outcome: order.get(outcome.name, len(order)))
-    found = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common())
-    lines += [f"{len(outcomes)} of {len(order)} cases have been run: {found}.", ""]
+    lines += [" ".join(_how_many(outcomes, order, replicas) for replicas in (False, True)), ""]
     lines += [
         "| who is killed | at | first step | second | middle | last | recovery |",
         "|---|---|---|---|---|---|---|",
@@ -92,6 +90,15 @@ def _matrix(outcomes: Sequence[Outcome]) -> list[str]:
         cells = [_cell([outcome for outcome in row if outcome.when.startswith(when)]) for when in _WHEN]
         lines.append(f"| {who} | `{place}` | {' | '.join(cells)} | {_longest(row)} |")
     return lines
+
+
+def _how_many(outcomes: Sequence[Outcome], names: Iterable[str], replicas: bool) -> str:
+    """How many of the cases with or without replicas have been run, and what came of them."""
+    verdicts = Counter(outcome.verdict for outcome in outcomes if _with_replicas(outcome) is replicas)
+    all_of_them = sum(name.endswith("replicas") is replicas for name in names)
+    found = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common()) or "none"
+    head = f"{'With' if replicas else 'Without'} replicas, {verdicts.total()} of {all_of_them} cases have been run"
+    return f"{head}: {found}."
 
 
 def _grouped(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
