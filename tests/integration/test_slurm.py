@@ -128,6 +128,7 @@ def torchrun(place: Place, *script: str, **environ: str) -> Running:
     return place.start(sys.executable, "-m", "torch.distributed.run", *how, TRAIN, *script, environ=environ)
 
 
+@pytest.mark.long
 def test_processes_of_torchrun_are_workers_of_a_job(cluster: Cluster) -> None:
     summary = cluster.place.work / "out.json"
     coordinator = cluster.coordinator("--workers", "2", *FOUR_SLICES, "--summary", summary)
