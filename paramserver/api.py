@@ -380,8 +380,10 @@ def _alone(settings: Settings) -> InProcessJob:
 
 def _leave(context: Context) -> None:
     # After an uncaught error the script has not come to its end.
-    context.engine.close(ended=not (sys.exc_info()[0] or getattr(sys, "last_value", None)))
-    context.engine.background.close()
+    try:
+        context.engine.close(ended=not (sys.exc_info()[0] or getattr(sys, "last_value", None)))
+    finally:
+        context.engine.background.close()
 
 
 def _leave_alone(context: Context, job: InProcessJob) -> None:

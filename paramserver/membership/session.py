@@ -277,23 +277,29 @@ class Session:
 
     async def leave(
         self, timeout_s: float = 2.0, *, finished: bool = False, ended: bool = False, failure: str = ""
-    ) -> None:
-        """Say goodbye, and why, and end the stream. Tries for ``timeout_s`` to find a coordinator that hears it."""
+    ) -> bool:
+        """Say goodbye, and why, and end the stream. Tries for ``timeout_s`` to find a coordinator that hears it.
+
+        Returns whether one has heard it.
+        """
         if self._tracer is not None:
             await self._tracer.close()
         self._farewell = coordinator_pb2.SessionRequest(finished=finished, ended=ended, failure=failure[:1000])
         self._leaving.set()
         self._hurry.set()
+        heard = True
         if self._task is not None:
             done, _ = await asyncio.wait([self._task], timeout=min(timeout_s, self.options.log_interval_s))
             if not done and timeout_s > self.options.log_interval_s:
                 log.info("waiting for the coordinator, to tell it that this process is done")
-                await asyncio.wait([self._task], timeout=timeout_s - self.options.log_interval_s)
+                done, _ = await asyncio.wait([self._task], timeout=timeout_s - self.options.log_interval_s)
+            heard = bool(done)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         async with self._changed:  # no view comes any more
             self.editions += 1
             self._changed.notify_all()
+        return heard
 
     # ---- the view
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -14,10 +14,11 @@ from paramserver.server.replicas.outbox import Content
 from paramserver.server.traced import ShardTrace
 from paramserver.server.versions.drafting import Draft
 from paramserver.server.versions.shard import Contribution, ShardTensors, leading
-from paramserver.server.versions.sharing import Sharing, own
+from paramserver.server.versions.sharing import Space, own
 from paramserver.server.versions.version import Version, again
 
 T = TypeVar("T")
+Shared: TypeAlias = Callable[[], Space | None]
 
 
 class Arithmetic(Protocol):
@@ -32,12 +33,11 @@ class Maker:
     def __init__(
         self,
         tensors: ShardTensors,
-        sharing: Sharing,
         exchange: NormExchange,
         arithmetic: Arithmetic,
         trace: ShardTrace,
     ) -> None:
-        self._tensors, self._sharing, self._norms = tensors, sharing, exchange
+        self._tensors, self._norms = tensors, exchange
         self._arithmetic, self._trace = arithmetic, trace
         # Memory for the next version, by chunk.
         self._spare: dict[int, Tensor] = {}
@@ -72,23 +72,24 @@ class Maker:
         base: Version,
         contributions: Sequence[Contribution],
         given: Mapping[int, Tensor] | None,
-        slot: int | None,
+        shared: Shared | None,
         draft: Draft | None,
         content: Content | None,
     ) -> tuple[Version, bool]:
-        """The next version, and whether it lies in ``slot``.
+        """The next version, and whether it lies in ``shared``.
 
+        ``shared``, called in another thread, gives memory shared with workers, or None if there is none.
         ``content`` is filled with what is applied, as far as it is not in ``given``.
         """
         spare, self._spare = self._spare, {}
-        return await self._arithmetic(lambda: self._made(base, contributions, given, slot, draft, content, spare))
+        return await self._arithmetic(lambda: self._made(base, contributions, given, shared, draft, content, spare))
 
     def _made(
         self,
         base: Version,
         contributions: Sequence[Contribution],
         given: Mapping[int, Tensor] | None,
-        slot: int | None,
+        shared: Shared | None,
         draft: Draft | None,
         content: Content | None,
         spare: dict[int, Tensor],
@@ -96,15 +97,15 @@ class Maker:
         """The same, in the arithmetic thread. ``spare``: memory that may be used, by chunk."""
         trace = self._trace
         began = trace.recorder.now() if trace.recorder.on else 0
-        shared = self._sharing.space(slot) if slot is not None else None
-        space = shared if shared is not None or not spare else again(spare, base)
+        lent = shared() if shared is not None else None
+        space = lent if lent is not None or not spare else again(spare, base)
         made = draft.made if draft is not None and draft.content is content else None
         version = self._tensors.build(base, contributions, given, space, made, content)
         if draft is not None:
             draft.becomes(version)
-        if shared is None and base.slot is not None and not version.same_as(base):
+        if lent is None and base.slot is not None and not version.same_as(base):
             # None of its tensors may lie in a slot that another version will use.
             version.tensors = own(version.tensors, base.tensors, [chunk.index for chunk in version.moving(False)])
         if began:
             trace.made("sum and update" if given is None else "update", base.number, began, draft is not None)
-        return version, shared is not None
+        return version, lent is not None

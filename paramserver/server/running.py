@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar, cast
 
 import structlog
@@ -131,7 +132,7 @@ class RunningShard:
         self.stealing = Stealing()
         self.copies = Copies(self, connect, norms_.wait_s, told, shares)
         self.drafting = Drafting(tensors, self.arithmetic, self.copies.content, self.copies.drafted, self.trace)
-        self._maker = Maker(tensors, self.sharing, norms_, self.arithmetic, self.trace)
+        self._maker = Maker(tensors, norms_, self.arithmetic, self.trace)
         self.acks = Acks()
         self.times = Times(config.timeline)
         self._pool, self._failed = pool, failed
@@ -319,7 +320,8 @@ class RunningShard:
                 await content.free()
             given = await self._maker.given(self.state.timeline, base, contributions, content)
             slot = self.sharing.take()
-            version, placed = await self._maker.make(base, contributions, given, slot, draft, content)
+            shared = partial(self.sharing.space, slot) if slot is not None else None
+            version, placed = await self._maker.make(base, contributions, given, shared, draft, content)
             self.sharing.settle(version, slot, base, placed)
             self.times.applied()
             if header is not None:

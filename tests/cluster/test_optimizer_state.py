@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, inside, train, until
-from tests.support.cluster.optimizers import OPTIMIZERS, model_for
 from tests.support.cluster.programs import Aligned, Program, adamw, dataset
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
 from tests.support.failover.rollback import Rig, Strike, same, twin
+from tests.support.optimizers import OPTIMIZERS, model_for
 
 SAMPLES, BATCH = 40, 8
 cross_entropy: Any = torch.nn.functional.cross_entropy

@@ -15,10 +15,10 @@ from paramserver import errors
 from paramserver.tensors.own import allow
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import alone, inside, train
-from tests.support.cluster.own import Careless, Lion, Normed, Silent
 from tests.support.cluster.programs import Aligned, Program, dataset
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
 from tests.support.failover.rollback import Rig, Strike, same, twin
+from tests.support.own_optimizers import Careless, Lion, Normed, Silent
 
 SAMPLES, BATCH = 64, 8
 cross_entropy: Any = nn.functional.cross_entropy
@@ -102,16 +102,16 @@ def refused(optimizer: Any, sentence: str) -> None:
 
 def test_servers_that_do_not_name_it_refuse_it() -> None:
     allow(["another.module:Lion"])
-    refused(Lion, r"does not run the optimizer tests\.support\.cluster\.own:Lion: name it in its cluster\.optimizers")
+    refused(Lion, r"does not run the optimizer tests\.support\.own_optimizers:Lion: name it in its cluster\.optimizers")
 
 
 def test_what_cannot_be_run_is_refused_before_the_job_begins() -> None:
     refused(Silent, "Silent is not supported")
     refused(lambda p: Lion(p, lr="fast"), "the hyper-parameter lr is 'fast': servers take numbers")  # type: ignore[arg-type]
-    allow(["tests.support.cluster.own:Gone"])
-    local: Any = type("Gone", (Lion,), {"__module__": "tests.support.cluster.own", "__qualname__": "Gone"})
+    allow(["tests.support.own_optimizers:Gone"])
+    local: Any = type("Gone", (Lion,), {"__module__": "tests.support.own_optimizers", "__qualname__": "Gone"})
     local.__paramserver__ = Lion.__paramserver__  # type: ignore[attr-defined]
-    refused(local, "cannot import the optimizer tests.support.cluster.own:Gone")
+    refused(local, "cannot import the optimizer tests.support.own_optimizers:Gone")
 
 
 def test_a_class_that_keeps_other_state_than_it_declares_ends_the_job() -> None:

@@ -105,7 +105,8 @@ def test_one_that_fails_is_shown_until_the_next_one_is_there(tmp_path: Path) -> 
 
 def test_the_last_one_is_missing(tmp_path: Path) -> None:
     """The result is there, the promise is broken, and the summary names what exists."""
-    failed = Strike("ckpt.mid_write", "server-1", LAST, do="error")
+    # A busy machine may come to a second attempt.
+    failed = Strike("ckpt.mid_write", "server-1", LAST, times=9, do="error")
     with Rig(tmp_path, 3, [failed]) as rig:
         rig.begin(program())
         summary = broken_off(rig)
@@ -114,7 +115,7 @@ def test_the_last_one_is_missing(tmp_path: Path) -> None:
         assert "the newest checkpoint there is step-00000006-t0" in sentence
         assert summary["checkpoint"] == "step-00000006-t0"
         assert folders(rig) == ["step-00000000-t0", "step-00000003-t0", "step-00000006-t0"]
-        assert failed.fired == 1
+        assert failed.fired
     same(summary, wanted())
 
 

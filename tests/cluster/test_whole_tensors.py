@@ -17,10 +17,10 @@ from paramserver.checkpoint.place import Place
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, train, until, wait
-from tests.support.cluster.optimizers import OPTIMIZERS, model_for
 from tests.support.cluster.programs import Program, dataset
 from tests.support.failover.resizing import Between, resize
 from tests.support.failover.rollback import Rig, Stop, Strike, same, twin
+from tests.support.optimizers import OPTIMIZERS, model_for
 
 SAMPLES, BATCH, EPOCHS, SLICES = 128, 8, 3, 4
 # The largest tensor has twelve chunks.

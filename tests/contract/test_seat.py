@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,13 @@ _FORKS = _TAKES.replace("sys.stdin.read()", "import os\nif os.fork() == 0:\n    
 )
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """The path of a socket must be short."""
+    with tempfile.TemporaryDirectory(prefix="pst-") as short:
+        yield Path(short)
+
+
 @contextmanager
 def other(folder: Path, text: str = _TAKES) -> Iterator[subprocess.Popen[str]]:
     """Another process, which takes the seat; it is killed at the end."""
@@ -44,15 +52,15 @@ def other(folder: Path, text: str = _TAKES) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_one_has_it_and_hands_descriptors_to_those_who_come(tmp_path: Path) -> None:
-    taken = seat.take(NAME, tmp_path)
+def test_one_has_it_and_hands_descriptors_to_those_who_come(folder: Path) -> None:
+    taken = seat.take(NAME, folder)
     assert taken is not None
-    assert seat.take(NAME, tmp_path) is None
+    assert seat.take(NAME, folder) is None
     assert taken.welcome([]) is None
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     memory = Segment(PAGE)
     memory.view[7] = 7
-    visitor = seat.visit(NAME, tmp_path)
+    visitor = seat.visit(NAME, folder)
     connection = taken.welcome([memory.reading_fd])
     assert connection is not None
     assert select.select([visitor], [], [], 5.0)[0]
@@ -62,76 +70,76 @@ def test_one_has_it_and_hands_descriptors_to_those_who_come(tmp_path: Path) -> N
     assert visitor.recv(1) == b""
     visitor.close()
     taken.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
-def test_it_is_free_when_it_is_left(tmp_path: Path) -> None:
-    first = seat.take(NAME, tmp_path)
+def test_it_is_free_when_it_is_left(folder: Path) -> None:
+    first = seat.take(NAME, folder)
     assert first is not None
     first.close()
     with pytest.raises(FileNotFoundError):
-        seat.visit(NAME, tmp_path)
-    second = seat.take(NAME, tmp_path)
+        seat.visit(NAME, folder)
+    second = seat.take(NAME, folder)
     assert second is not None
     first.close()
-    assert seat.take(NAME, tmp_path) is None
+    assert seat.take(NAME, folder) is None
     second.close()
 
 
 @pytest.mark.parametrize("text", [_TAKES, _FORKS])
-def test_it_is_free_when_its_process_is_killed(tmp_path: Path, text: str) -> None:
+def test_it_is_free_when_its_process_is_killed(folder: Path, text: str) -> None:
     """Also if a child of this process lives on, as those of a DataLoader may."""
-    with other(tmp_path, text) as process:
+    with other(folder, text) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline()) if text == _FORKS else 0
         try:
-            assert seat.take(NAME, tmp_path) is None
-            visitor = seat.visit(NAME, tmp_path)
+            assert seat.take(NAME, folder) is None
+            visitor = seat.visit(NAME, folder)
             process.kill()
             process.wait(10.0)
             assert select.select([visitor], [], [], 5.0)[0]
             visitor.close()
-            taken = seat.take(NAME, tmp_path)
+            taken = seat.take(NAME, folder)
             assert taken is not None
             taken.close()
         finally:
             if child:
                 os.kill(child, signal.SIGKILL)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
-def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
-    with other(tmp_path) as process:
+def test_what_killed_processes_have_left_is_removed(folder: Path) -> None:
+    with other(folder) as process:
         process.kill()
         process.wait(10.0)
-    assert len(list(tmp_path.iterdir())) == 2
-    (tmp_path / "paramserver-host-else").touch()
-    taken = seat.take(seat.seat_name("secret", "another job", 0), tmp_path)
+    assert len(list(folder.iterdir())) == 2
+    (folder / "paramserver-host-else").touch()
+    taken = seat.take(seat.seat_name("secret", "another job", 0), folder)
     assert taken is not None
     taken.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["paramserver-host-else"]
+    assert [path.name for path in folder.iterdir()] == ["paramserver-host-else"]
 
 
 def test_who_does_not_know_the_secret_does_not_find_it() -> None:
     assert NAME != seat.seat_name("another secret", "job", 0) != seat.seat_name("secret", "job", 1)
 
 
-def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_used(folder: Path) -> None:
     with pytest.raises(OSError, match="missing"):
-        seat.take(NAME, tmp_path / "missing")
+        seat.take(NAME, folder / "missing")
 
 
-def test_only_processes_of_the_same_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_processes_of_the_same_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise PermissionError("the other process belongs to another user")
 
-    taken = seat.take(NAME, tmp_path)
+    taken = seat.take(NAME, folder)
     assert taken is not None
-    visitor = seat.visit(NAME, tmp_path)
+    visitor = seat.visit(NAME, folder)
     monkeypatch.setattr(seat, "check_peer", refuse)
     assert taken.welcome([0]) is None
     assert visitor.recv(1) == b""
     visitor.close()
     with pytest.raises(PermissionError):
-        seat.visit(NAME, tmp_path)
+        seat.visit(NAME, folder)
     taken.close()

@@ -13,7 +13,7 @@ SCRIPT = """
 import torch
 import torch.nn.functional as F
 import paramserver as ps
-from tests.support.cluster.own import Lion
+from tests.support.own_optimizers import Lion
 from tests.support.cluster.programs import Aligned, dataset
 
 ctx = ps.init()
@@ -41,7 +41,7 @@ def test_servers_run_what_their_configuration_names_and_nothing_else(place: Plac
     summaries = [place.work / "own.json", place.work / "alone.json"]
     environ = {"PYTHONPATH": str(ROOT)}
     flags: list[str | Path] = ["run", script, "--servers", "2", "--set", "training.slices_per_step=1"]
-    named: list[str | Path] = ["--set", "cluster.optimizers=tests.support.cluster.own:Lion"]
+    named: list[str | Path] = ["--set", "cluster.optimizers=tests.support.own_optimizers:Lion"]
     place.paramserver(*flags, *named, "--summary", summaries[0], environ=environ).check()
     place.python(script, environ={**environ, "PARAMSERVER_RUN__SUMMARY": str(summaries[1])}).check()
     cluster, alone = map(read_summary, summaries)

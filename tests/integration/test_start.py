@@ -98,6 +98,17 @@ def test_a_worker_that_is_told_to_end_gives_its_share_back(cluster: Cluster) -> 
     same_result(read_summary(summary), wanted)
 
 
+def test_a_worker_that_nobody_hears_at_its_end_does_not_end_well(cluster: Cluster) -> None:
+    """Its script has done all that it was to do, but no coordinator gathers the result."""
+    cluster.environ["PARAMSERVER_CLUSTER__JOIN_TIMEOUT_S"] = "6"
+    coordinator = cluster.coordinator("--workers", "1")
+    cluster.server()
+    worker = cluster.worker("--epochs", "6", "--pace", "0.05")
+    cluster.until_status("it trains", lambda status: running(status, 1))
+    coordinator.kill()
+    assert "no coordinator has heard within 6 s that this script is done" in complaint(worker.wait(), 3)
+
+
 @pytest.mark.long
 def test_drain_and_stop(cluster: Cluster) -> None:
     summary = cluster.place.work / "out.json"

@@ -90,6 +90,7 @@ class Engine:
         ``ended``: the script has come to its end without an error.
 
         The coordinator must hear that the script has done all its epochs: waits up to ``join_timeout_s`` for one.
+        Raises UnavailableError if none has heard it.
         """
         if not self.member.session.member:
             return
@@ -112,7 +113,12 @@ class Engine:
             if self.member.rolled_back() and not self.progress.safe:
                 finished = ended = False
             timeout_s = self.member.session.options.join_timeout_s if finished or ended else _LEAVE_S
-            self.member.run(self._leave(timeout_s, finished=finished, ended=ended))
+            heard = self.member.run(self._leave(timeout_s, finished=finished, ended=ended))
+        if (finished or ended) and not heard and self.member.session.failure is None:
+            raise errors.UnavailableError(
+                f"no coordinator has heard within {timeout_s:g} s that this script is done, so nobody may have "
+                "gathered the result: start the job again with --resume, if it has checkpoints"
+            )
 
     def abandon(self, reason: str) -> None:
         """Leave at once; other workers get the open slices. ``reason``: why the script failed, else empty."""
@@ -121,12 +127,14 @@ class Engine:
         if self.member.session.member:
             self.member.run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
 
-    async def _leave(self, timeout_s: float, *, finished: bool = False, ended: bool = False, failure: str = "") -> None:
+    async def _leave(self, timeout_s: float, *, finished: bool = False, ended: bool = False, failure: str = "") -> bool:
+        """Leave; whether a coordinator has heard it."""
         await self.sender.last_pushes(timeout_s)
-        await self.member.session.leave(timeout_s, finished=finished, ended=ended, failure=failure)
+        heard = await self.member.session.leave(timeout_s, finished=finished, ended=ended, failure=failure)
         await self.shards.close()
         self.places.release()
         await self.member.session.channel.close()
+        return heard
 
     # ---- the report to the coordinator
 
