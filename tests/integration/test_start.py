@@ -100,13 +100,13 @@ def test_a_worker_that_is_told_to_end_gives_its_share_back(cluster: Cluster) -> 
 
 def test_a_worker_that_nobody_hears_at_its_end_does_not_end_well(cluster: Cluster) -> None:
     """Its script has done all that it was to do, but no coordinator gathers the result."""
-    cluster.environ["PARAMSERVER_CLUSTER__JOIN_TIMEOUT_S"] = "6"
     coordinator = cluster.coordinator("--workers", "1")
     cluster.server()
+    cluster.environ["PARAMSERVER_CLUSTER__JOIN_TIMEOUT_S"] = "8"
     worker = cluster.worker("--epochs", "6", "--pace", "0.05")
     cluster.until_status("it trains", lambda status: running(status, 1))
     coordinator.kill()
-    assert "no coordinator has heard within 6 s that this script is done" in complaint(worker.wait(), 3)
+    assert "no coordinator has heard within 8 s that this script is done" in complaint(worker.wait(), 3)
 
 
 @pytest.mark.long

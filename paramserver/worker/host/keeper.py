@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
-import torch
 from google.protobuf.message import DecodeError
 
 from paramserver import errors
@@ -33,9 +33,13 @@ from paramserver.transport.shm.channel import Line, join
 from paramserver.transport.shm.seat import Seat
 from paramserver.v1 import shard_pb2
 from paramserver.v1.local_pb2 import Envelope
-from paramserver.worker.flat import FlatSpace
 from paramserver.worker.weights.landing import Landing
 from paramserver.worker.weights.pulled import Pulled, merge
+
+if TYPE_CHECKING:  # a coordinator loads no torch
+    import torch
+
+    from paramserver.worker.flat import FlatSpace
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -176,6 +180,10 @@ class Keeper:
 
     def _make(self, slot: int) -> FlatSpace:
         """Memory for a version. Raises OSError if there is not enough. In a thread."""
+        import torch
+
+        from paramserver.worker.flat import FlatSpace
+
         base = self._arena.slot_start(slot)
         self._segment.reserve(base, self._arena.slot_bytes)
 
