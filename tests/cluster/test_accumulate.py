@@ -21,12 +21,10 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 
 from paramserver import errors
-from paramserver.core.versions import drafts
 from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices
 from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
-from paramserver.worker.gradients.early import EarlyPushes
-from paramserver.worker.gradients.leaving import Leaving
+from tests.support.cluster.early import counted
 from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train, wait
 from tests.support.cluster.programs import adamw, dataset, network, sgd
 from tests.support.failover.rollback import Rig, same
@@ -225,23 +223,8 @@ def test_asynchronous_slices_are_groups_too() -> None:
 
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Small models leave early, too. Counts the contributions that began to, and those that were right in the end."""
-    found: Counter[str] = Counter()
-    begin, seal = EarlyPushes.begin, Leaving.seal
-
-    def counted_begin(self: EarlyPushes, *args: Any) -> Leaving:
-        found["begun"] += 1
-        return begin(self, *args)
-
-    def counted_seal(self: Leaving) -> None:
-        found["sealed"] += self.push is not None
-        seal(self)
-
-    monkeypatch.setattr(early, "LEAST_BYTES", 0)
-    monkeypatch.setattr(drafts, "DRAFT_BYTES", 0)
-    monkeypatch.setattr(EarlyPushes, "begin", counted_begin)
-    monkeypatch.setattr(Leaving, "seal", counted_seal)
-    return found
+    """See `counted`."""
+    return counted(monkeypatch)
 
 
 def test_gradients_leave_in_the_last_backward_pass_of_a_slice(count: Counter[str]) -> None:

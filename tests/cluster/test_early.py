@@ -11,13 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from paramserver.core.versions import drafts
 from paramserver.worker.context import Context
 from paramserver.worker.flat import PartialSum, PartialSumPool
 from paramserver.worker.gradients import early
-from paramserver.worker.gradients.early import EarlyPushes
-from paramserver.worker.gradients.leaving import Leaving
-from tests.support.cluster.early import DATA, OPTIONS, clip, script
+from tests.support.cluster.early import DATA, OPTIONS, clip, counted, script
 from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import train, train_without
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, model_of, network, optimizer_of
@@ -26,22 +23,8 @@ from tests.support.cluster.small_job import Death
 
 @pytest.fixture(autouse=True)
 def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Small models leave early, too. Counts the contributions that began to, and those that were right in the end."""
-    found: Counter[str] = Counter()
-    begin, seal = EarlyPushes.begin, Leaving.seal
-
-    def counted_begin(self: EarlyPushes, *args: Any) -> Leaving:
-        found["begun"] += 1
-        return begin(self, *args)
-
-    def counted_seal(self: Leaving) -> None:
-        found["sealed"] += self.push is not None
-        seal(self)
-
-    monkeypatch.setattr(early, "LEAST_BYTES", 0)
-    monkeypatch.setattr(drafts, "DRAFT_BYTES", 0)
-    monkeypatch.setattr(EarlyPushes, "begin", counted_begin)
-    monkeypatch.setattr(Leaving, "seal", counted_seal)
+    """See `counted`. Every test has contributions that leave early."""
+    found = counted(monkeypatch)
     yield found
     assert found["begun"] > 0
 

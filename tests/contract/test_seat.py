@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from paramserver.transport.shm import seat
+from paramserver.transport.shm import meeting, seat
+from paramserver.transport.shm.meeting import connected, receive
 from paramserver.transport.shm.segments import PAGE, Foreign, Segment
 
 NAME = seat.seat_name("secret", "job", 0)
@@ -60,11 +61,11 @@ def test_one_has_it_and_hands_descriptors_to_those_who_come(folder: Path) -> Non
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     memory = Segment(PAGE)
     memory.view[7] = 7
-    visitor = seat.visit(NAME, folder)
+    visitor = connected(NAME, folder)
     connection = taken.welcome([memory.reading_fd])
     assert connection is not None
     assert select.select([visitor], [], [], 5.0)[0]
-    (fd,) = seat.handed(visitor, 1)
+    (fd,) = receive(visitor, 1)
     assert Foreign(fd, PAGE).view[7] == 7
     connection.close()
     assert visitor.recv(1) == b""
@@ -78,7 +79,7 @@ def test_it_is_free_when_it_is_left(folder: Path) -> None:
     assert first is not None
     first.close()
     with pytest.raises(FileNotFoundError):
-        seat.visit(NAME, folder)
+        connected(NAME, folder)
     second = seat.take(NAME, folder)
     assert second is not None
     first.close()
@@ -94,7 +95,7 @@ def test_it_is_free_when_its_process_is_killed(folder: Path, text: str) -> None:
         child = int(process.stdout.readline()) if text == _FORKS else 0
         try:
             assert seat.take(NAME, folder) is None
-            visitor = seat.visit(NAME, folder)
+            visitor = connected(NAME, folder)
             process.kill()
             process.wait(10.0)
             assert select.select([visitor], [], [], 5.0)[0]
@@ -135,11 +136,12 @@ def test_only_processes_of_the_same_user(folder: Path, monkeypatch: pytest.Monke
 
     taken = seat.take(NAME, folder)
     assert taken is not None
-    visitor = seat.visit(NAME, folder)
+    visitor = connected(NAME, folder)
     monkeypatch.setattr(seat, "check_peer", refuse)
     assert taken.welcome([0]) is None
     assert visitor.recv(1) == b""
     visitor.close()
+    monkeypatch.setattr(meeting, "check_peer", refuse)
     with pytest.raises(PermissionError):
-        seat.visit(NAME, folder)
+        connected(NAME, folder)
     taken.close()

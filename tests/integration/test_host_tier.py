@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.integration.harness import SCRIPTS, Place, Running, place_fixture, read_summary, status_of, until
+from tests.support.integration.harness import Place, Running, place_fixture, read_summary, status_of, until
+from tests.support.integration.roles import TRAIN, reference, same_result
 
 pytestmark = pytest.mark.long
 
-TRAIN = SCRIPTS / "train.py"
-SAME = ("weights_sha256", "buffers_sha256", "optimizer_sha256", "steps", "samples")
 SIZES = ("--servers", "2", "--workers", "4", "--slices-per-step", "4", "--set", "cluster.transport=bulk")
 SCRIPT = ("--wide", "--epochs", "3", "--optimizer", "adamw")
 
@@ -28,10 +27,7 @@ def place() -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def wanted(place: Place) -> dict[str, Any]:
     """The result of the script alone."""
-    path = place.work / "alone.json"
-    environ = {"PARAMSERVER_RUN__SUMMARY": str(path), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}
-    place.python(TRAIN, *SCRIPT, environ=environ).check()
-    return read_summary(path)
+    return reference(place, *SCRIPT)
 
 
 def keeper_of(job: Running, others: int) -> dict[str, Any] | None:
@@ -58,8 +54,7 @@ def test_the_worker_that_pulls_is_killed(place: Place, wanted: dict[str, Any], n
         os.kill(keeper["pid"], signal.SIGCONT)
     hurry.touch()
     job.wait().check()
-    found = read_summary(path)
-    assert {key: found[key] for key in SAME} == {key: wanted[key] for key in SAME}
+    same_result(read_summary(path), wanted)
     assert left(folder) == []
 
 
@@ -68,8 +63,7 @@ def test_a_directory_that_cannot_be_used_is_said_once(place: Place, wanted: dict
     flags = (*SIZES, "--set", f"cluster.meeting_dir={place.work / 'missing'}", "--summary", path)
     done = place.launch("run", TRAIN, *flags, "--", *SCRIPT).wait().check()
     assert done.text.count("this worker does not share the pulls of its host") == 4
-    found = read_summary(path)
-    assert {key: found[key] for key in SAME} == {key: wanted[key] for key in SAME}
+    same_result(read_summary(path), wanted)
 
 
 def left(folder: Path) -> list[str]:

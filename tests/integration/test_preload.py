@@ -66,6 +66,14 @@ def place() -> Iterator[Place]:
     yield from place_fixture()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children do not ignore SIGINT, though the shell that runs the tests in the background does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def surroundings(place: Place, preload: str, workers: int) -> list[dict[str, Any]]:
     """What each worker saw."""
     out = place.work / "out"
@@ -92,6 +100,7 @@ def test_a_script_sees_the_same_and_draws_other_numbers(place: Place) -> None:
         assert len({one["drawn"][kind] for one in (*forked, alone)}) == 3, kind
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_scripts_end_in_the_same_way(tmp_path: Path) -> None:
     async def go() -> dict[str, Any]:
         async with Nursery(tmp_path, os.environ) as nursery:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -151,7 +152,8 @@ def test_signals_reach_the_process_and_its_exit_code_comes_out(
         pid = pid_of(cluster, "worker-0", (kill(cluster, "worker-0"),))
     running.send(number)
     done = running.wait(30.0).check(128 + number)
-    assert "Traceback" not in done.said
+    # A data loader whose parent has died may write Python's own traceback.
+    assert not re.search(r'File ".*/paramserver/', done.said)
     assert not alive(pid)
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.integration.harness import SCRIPTS, Place, place_fixture, read_summary, status_of, until
+from tests.support.integration.harness import Place, place_fixture, read_summary, status_of, until
+from tests.support.integration.roles import TRAIN, reference, same_result
 
-TRAIN = SCRIPTS / "train.py"
-SAME = ("weights_sha256", "buffers_sha256", "optimizer_sha256", "steps", "samples")
 SIZES = ("--servers", "2", "--workers", "2", "--slices-per-step", "4", "--replicas", "1")
 SCRIPT = ("--wide", "--epochs", "3", "--optimizer", "adamw")
 
@@ -25,10 +24,7 @@ def place() -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def wanted(place: Place) -> dict[str, Any]:
     """The result of the script alone."""
-    path = place.work / "alone.json"
-    environ = {"PARAMSERVER_RUN__SUMMARY": str(path), "PARAMSERVER_TRAINING__SLICES_PER_STEP": "4"}
-    place.python(TRAIN, *SCRIPT, environ=environ).check()
-    return read_summary(path)
+    return reference(place, *SCRIPT)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +44,7 @@ def test_a_worker_and_a_server_are_killed(place: Place, wanted: dict[str, Any], 
     done = job.wait().check()
     assert "worker-1 was killed by signal 9" in done.out
     assert "backups took over from a lost server once" in done.out
-    found = read_summary(path)
-    assert {key: found[key] for key in SAME} == {key: wanted[key] for key in SAME}
+    same_result(read_summary(path), wanted)
 
 
 def test_a_run_with_certificates(place: Place, wanted: dict[str, Any]) -> None:
@@ -62,5 +57,4 @@ def test_a_run_with_certificates(place: Place, wanted: dict[str, Any]) -> None:
     assert place.status()["security"] == "tls"
     done = job.wait().check()
     assert "everything promised is there" in done.out
-    found = read_summary(path)
-    assert {key: found[key] for key in SAME} == {key: wanted[key] for key in SAME}
+    same_result(read_summary(path), wanted)

@@ -225,16 +225,22 @@ def _state_parts(entries: Sequence[StateEntry]) -> Iterator[tuple[shard_pb2.Stat
             continue
         if scalar:
             seen.add((tensor, key))
-        flat = data.reshape(-1)
-        most = _PART_BYTES // flat.element_size()
-        for offset in range(0, flat.numel(), most):
-            part = flat[offset : offset + most]
-            ref = shard_pb2.StateRef(
-                tensor=tensor,
-                key=key,
-                start=start + offset,
-                bytes=part.numel() * part.element_size(),
-                dtype=str(part.dtype).removeprefix("torch."),
-                scalar=scalar,
-            )
-            yield ref, buffer_of(part.contiguous())
+        yield from state_pieces((tensor, key, start, data, scalar), _PART_BYTES)
+
+
+def state_pieces(entry: StateEntry, most_bytes: int) -> Iterator[tuple[shard_pb2.StateRef, memoryview]]:
+    """An entry of optimizer state, cut into pieces of ``most_bytes`` at most."""
+    tensor, key, start, data, scalar = entry
+    flat = data.reshape(-1)
+    most = max(1, most_bytes // flat.element_size())
+    for offset in range(0, flat.numel(), most):
+        part = flat[offset : offset + most]
+        ref = shard_pb2.StateRef(
+            tensor=tensor,
+            key=key,
+            start=start + offset,
+            bytes=part.numel() * part.element_size(),
+            dtype=str(part.dtype).removeprefix("torch."),
+            scalar=scalar,
+        )
+        yield ref, buffer_of(part.contiguous())

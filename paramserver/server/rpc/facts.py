@@ -12,13 +12,13 @@ from paramserver.checkpoint.place import Place
 from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.replicas.facts import epoch_slices
+from paramserver.server.replicas.parcels import state_pieces
 from paramserver.server.reporting import ledger_response, report
 from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.host import Host
 from paramserver.server.rpc.pulls import Pulls
 from paramserver.server.running import RunningShard
 from paramserver.tensors.codec import frame_of
-from paramserver.tensors.dtypes import buffer_of
 from paramserver.v1 import shard_pb2
 
 _EXPORT_BYTES = 4 << 20
@@ -135,17 +135,5 @@ async def _handed_over(shard: RunningShard, request: shard_pb2.ExportRequest) ->
 
 def _state_frames(entry: StateEntry) -> Iterator[AnyFrame]:
     """Optimizer state in pieces."""
-    tensor, key, start, data, scalar = entry
-    flat = data.reshape(-1)
-    step = max(1, _EXPORT_BYTES // flat.element_size())
-    for offset in range(0, flat.numel(), step):
-        part = flat[offset : offset + step].contiguous()
-        ref = shard_pb2.StateRef(
-            tensor=tensor,
-            key=key,
-            start=start + offset,
-            bytes=part.numel() * part.element_size(),
-            dtype=str(part.dtype).removeprefix("torch."),
-            scalar=scalar,
-        )
-        yield frame_of(shard_pb2.FrameHeader(states=[ref]), [buffer_of(part)])
+    for ref, part in state_pieces(entry, _EXPORT_BYTES):
+        yield frame_of(shard_pb2.FrameHeader(states=[ref]), [part])

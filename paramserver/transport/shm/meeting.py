@@ -120,10 +120,8 @@ class Visit:
         """
         if not _NAME.fullmatch(name):
             raise ValueError("that is no name of a meeting")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._socket = connected(name, folder)
         try:
-            self._socket.connect(str((folder or _Place.folder) / name))
-            check_peer(self._socket)
             socket.send_fds(self._socket, [_BYTE], fds)
         except BaseException:
             self._socket.close()
@@ -151,6 +149,18 @@ def sweep(folder: Path) -> None:
                     ours = stat.S_ISSOCK(facts.st_mode) and facts.st_uid == os.geteuid()
                     if ours and time.time() - facts.st_ctime > _STALE_S:
                         os.unlink(entry.path)
+
+
+def connected(name: str, folder: Path | None = None) -> socket.socket:
+    """A connection to the process that listens under ``name``. Raises OSError if there is none, or of another user."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        connection.connect(str((folder or _Place.folder) / name))
+        check_peer(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def receive(connection: socket.socket, count: int) -> list[int]:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from paramserver.transport.shm.meeting import check_peer, host, place, receive
+from paramserver.transport.shm.meeting import check_peer, host, place
 
 _PREFIX = "paramserver-host-"
 _LOCK = ".lock"
@@ -110,29 +110,12 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def take(name: str, folder: Path | None = None) -> Seat | None:
-    """The seat of that name; None if another process has it. Raises OSError where there can be none."""
+    """The seat of that name; None if another process has it (see `meeting.connected`). Raises OSError."""
     folder = folder or place()
     path = folder / name
     _sweep(folder, but=name)
     lock = _locked(lock_of(path))
     return Seat(path, lock) if lock is not None else None
-
-
-def visit(name: str, folder: Path | None = None) -> socket.socket:
-    """A connection to the process that has the seat. Raises OSError if there is none, or it is of another user."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    try:
-        connection.connect(str((folder or place()) / name))
-        check_peer(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def handed(connection: socket.socket, count: int) -> list[int]:
-    """The descriptors that `Seat.welcome` has handed over, once the connection can be read. Raises OSError."""
-    return receive(connection, count)
 
 
 def lock_of(path: Path) -> Path:

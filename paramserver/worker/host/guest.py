@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from paramserver.core.layout.host_weights import Give
-from paramserver.transport.shm import seat
 from paramserver.transport.shm.channel import Asking, join
+from paramserver.transport.shm.meeting import connected, receive
 from paramserver.transport.shm.segments import Foreign
 from paramserver.v1 import shard_pb2
 
@@ -70,10 +70,10 @@ class Guest:
 
 async def meet(name: str, nbytes: int) -> Guest:
     """Connect to the worker that pulls, whose memory has ``nbytes``. Raises OSError or ValueError."""
-    connection = seat.visit(name)
+    connection = connected(name)
     try:
         await _readable(connection)
-        (fd,) = seat.handed(connection, 1)
+        (fd,) = receive(connection, 1)
         memory = Foreign(fd, nbytes)
         line = _Line()
         await join(line, connection)
