@@ -32,7 +32,7 @@ HUGE = 2**64 - 1
 NAN = float("nan")
 # For the process, beside what a message's own bytes account for; laying out the largest model takes 11 MB.
 SPARE_BYTES, TIMES = 16 << 20, 30
-# Shorter than the shortest lease (5 s), with room for a busy machine; what this is about took 20 s and more.
+# Shorter than the shortest lease (5 s); what this is about took 20 s and more.
 STILL_S = 2.5
 
 Refusal = type[errors.ParamServerError] | None
@@ -40,7 +40,7 @@ Refusal = type[errors.ParamServerError] | None
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a call took, and how it ended."""
+    """What a call took, and how it ended. ``still_s``: how long the loop computed at a stretch, of processor time."""
 
     peak_bytes: int
     still_s: float
@@ -52,10 +52,10 @@ async def measured(cluster: Cluster, address: str, method: str, messages: list[A
     still = [0.0]
 
     async def tick() -> None:
-        then = time.monotonic()
+        then = time.thread_time()
         while True:
             await asyncio.sleep(0.01)
-            still[0], then = max(still[0], time.monotonic() - then), time.monotonic()
+            still[0], then = max(still[0], time.thread_time() - then), time.thread_time()
 
     channel = cluster.job.network.connect(address)
     ticker = asyncio.create_task(tick())

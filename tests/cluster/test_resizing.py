@@ -19,9 +19,10 @@ from paramserver.server.replicas.parts import Parts
 from paramserver.server.rpc import setup
 from paramserver.server.rpc.process import Process
 from paramserver.server.running import RunningShard
+from paramserver.transport.addresses import shard_address
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import Cluster, train, until, wait
+from tests.support.cluster.harness import CALL_S, Cluster, train, until, wait
 from tests.support.cluster.processes import Killed, running_process
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, dataset, network, sgd
 from tests.support.cluster.small_job import SLICES, program
@@ -30,6 +31,7 @@ from tests.support.failover.kills import exact
 from tests.support.failover.ledger import BATCH, CELLS
 from tests.support.failover.resizing import Between, Wish, resize
 from tests.support.failover.rollback import Rig, Strike, same, twin
+from tests.support.failover.takeover import JOB
 
 SMALL: dict[str, Any] = {"training__chunk_bytes": 256}
 
@@ -73,6 +75,25 @@ def test_the_same_bits(first: int, then: tuple[int, ...], replicas: int, transpo
     with Rig(tmp_path, 0, servers=first, **options) as rig:
         rig.begin(program(held))
         resize(rig, held, then)
+        summary = rig.finish()
+        assert rig.rollbacks == 0
+    same(summary, wanted)
+
+
+def test_older_news_drop_no_shard_of_the_present_plan(tmp_path: Path) -> None:
+    """Two messages may be on their way to a server at once. The older one may come last."""
+    wanted = twin("resized", program(), 256, slices_per_step=SLICES)
+    held = Between(1)
+    with Rig(tmp_path, 0, **SMALL) as rig:
+        rig.begin(program(held))
+        resize(rig, held, (3,))
+        news = shard_pb2.SetMembersRequest(job=JOB, term=1, generation=1, plan=0, settled=0)
+        for keeper in rig.keepers:
+            shards = set(keeper.service.shards)
+            assert shards
+            address = shard_address(keeper.address, min(shards))
+            rig.run(rig.network.connect(address).call("Shard.SetMembers", news, timeout=CALL_S))
+            assert set(keeper.service.shards) == shards
         summary = rig.finish()
         assert rig.rollbacks == 0
     same(summary, wanted)

@@ -83,8 +83,10 @@ class Process:
         self.settled = max(self.settled, plan)
 
     async def settle(self, plan: int, settled: int) -> None:
-        """``plan`` is in force; shards of other plans up to ``settled`` are dropped."""
-        self.settled = max(self.settled, settled)
+        """``plan`` is in force; shards of other plans up to ``settled`` are dropped. Older news changes nothing."""
+        if settled < self.settled:
+            return
+        self.settled = settled
         if self.drops is not None:
             await self.drops(plan)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 # As the kernel names the memory of `transport.shm.segments`.
 _SEGMENT = "/memfd:paramserver"
@@ -43,9 +44,10 @@ class Tensors:
 
 
 def _tensors() -> Iterator[torch.Tensor]:
-    # Not isinstance, which asks some objects for more than their type. Sparse tensors of other tests have no storage.
+    # Not isinstance, which asks some objects for more than their type. Of other tests: sparse tensors have no storage,
+    # and fake tensors of torch.compile have no memory.
     tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor))
-    return (tensor for tensor in tensors if tensor.layout is torch.strided)
+    return (tensor for tensor in tensors if tensor.layout is torch.strided and not is_fake(tensor))
 
 
 def _segments() -> dict[int, int]:
