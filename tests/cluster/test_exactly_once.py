@@ -15,6 +15,7 @@ from paramserver.worker.client import Array, RawClient
 from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Cluster, Outcome, buffered
 from tests.support.cluster.raw import AsyncName, Raw, SyncName
+from tests.support.marks import long_but
 
 DUPLICATE, ACCEPTED = shard_pb2.OUTCOME_DUPLICATE, shard_pb2.OUTCOME_ACCEPTED
 
@@ -46,7 +47,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", long_but({"reply lost (A01)", "sent twice", "cut short"}, FAULTS))
 def test_one_client_with_a_bad_line(name: str, mode: str) -> None:
     plan = FaultPlan([FAULTS[name]], seed=3)
     with Cluster(1, 2, mode) as cluster:

@@ -26,7 +26,7 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 from tests.support.cluster.harness import until
 
 # Members that come and go: in `make test`, and in `make test-soak`.
-MEMBERS = int(os.environ.get("SOAK_MEMBERS", "200"))
+MEMBERS = int(os.environ.get("SOAK_MEMBERS", "80"))
 
 
 def threads() -> set[str]:

@@ -13,6 +13,7 @@ from tests.support.cluster.harness import train
 from tests.support.cluster.processes import Killed, running_process
 from tests.support.failover.loading import saved, script_loading
 from tests.support.failover.rollback import Rig, Strike, same
+from tests.support.marks import long_but
 
 STRIKES = {
     "in the step before it": Strike("commit.before_log", "server-1", 1),
@@ -53,7 +54,7 @@ def test_a_server_dies(when: str, tmp_path: Path) -> None:
         trained(rig)
 
 
-@pytest.mark.parametrize("when", COMMANDS)
+@pytest.mark.parametrize("when", long_but({"told to begin", "has what is loaded", "has published it"}, COMMANDS))
 def test_a_server_dies_while_all_servers_change_to_what_is_loaded(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from tests.support.cluster.programs import LedgerProgram, Program, adamw, datase
 from tests.support.cluster.small_job import SLICES, calm
 from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH, counted_once
 from tests.support.failover.moving import Moving, computed_once, pushed_again
+from tests.support.marks import long_but
 
 PAGES = {"training__chunk_bytes": 16384}
 # A worker that waits for what never comes ends the test with a sentence.
@@ -200,7 +201,7 @@ def test_contributions_without_a_data_set_are_brought_again(monkeypatch: pytest.
     assert pushed_again(moving)
 
 
-@pytest.mark.parametrize("where", ["on this host", "elsewhere", "there and back"])
+@pytest.mark.parametrize("where", long_but({"there and back"}, ["on this host", "elsewhere", "there and back"]))
 def test_weights_that_lie_in_memory_of_servers_that_are_gone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With frozen weights, buffers, and writes of the script, which the worker looks up in the weights at hand."""
     attach = SharedMemory.attach

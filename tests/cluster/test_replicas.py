@@ -18,6 +18,7 @@ from tests.support.failover.kills import Kills, exact
 from tests.support.failover.ledger import BATCH, CELLS
 from tests.support.failover.moments import LAST, fresh
 from tests.support.failover.rollback import Rig, Stop, Strike, same, twin
+from tests.support.marks import long_but
 
 STEP = 5
 MOMENTS: dict[str, list[Strike]] = {
@@ -39,6 +40,15 @@ MOMENTS: dict[str, list[Strike]] = {
 }
 # In these the second server dies before the first one has a copy again: there is no other way than back.
 BACK = {"before it is promoted", "just promoted"}
+SHORT = {
+    "before it forwards",
+    "before the answer of the backup",
+    "before it publishes",
+    "the backup has received",
+    "last version",
+    "with the leader",
+    "just promoted",
+}
 
 
 def expected() -> Mapping[str, Any]:
@@ -65,7 +75,7 @@ def whole(rig: Rig) -> bool:
     return bool(held) and all(any(one.whole for one in shard.backups) for shard in held)
 
 
-@pytest.mark.parametrize("when", MOMENTS)
+@pytest.mark.parametrize("when", long_but(SHORT, MOMENTS))
 def test_a_server_dies(when: str, tmp_path: Path) -> None:
     wanted = expected()
     with Rig(tmp_path, 0, fresh(MOMENTS[when]), cluster__replicas=1) as rig:
@@ -117,8 +127,19 @@ def test_a_norm_over_shards_one_of_which_moves(at: str, tmp_path: Path) -> None:
     same(summary, wanted)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shm"])
-@pytest.mark.parametrize("at", [None, "forward.before", "forward.after_ack", "commit.after_log_before_reply"])
+@pytest.mark.parametrize(
+    ("at", "transport"),
+    [
+        (None, "shm"),
+        ("forward.before", "grpc"),
+        ("forward.after_ack", "shm"),
+        pytest.param("commit.after_log_before_reply", "grpc", marks=pytest.mark.long),
+        pytest.param(None, "grpc", marks=pytest.mark.long),
+        pytest.param("forward.before", "shm", marks=pytest.mark.long),
+        pytest.param("forward.after_ack", "grpc", marks=pytest.mark.long),
+        pytest.param("commit.after_log_before_reply", "shm", marks=pytest.mark.long),
+    ],
+)
 def test_asynchronous_slices_count_once(at: str | None, transport: str, tmp_path: Path) -> None:
     epochs = 3
     kills = Kills((20, ("server-1",))) if at is None else None

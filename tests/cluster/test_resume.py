@@ -25,6 +25,7 @@ from tests.support.failover.ledger import BATCH as PAIR
 from tests.support.failover.ledger import CELLS
 from tests.support.failover.moments import PerEpoch
 from tests.support.failover.rollback import Rig, Stop, same, twin
+from tests.support.marks import long_but
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -74,8 +75,8 @@ def resumed(place: Path, program: Any, every: int = 3, **options: Any) -> tuple[
     return rig, summary
 
 
-@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.long), 3])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("servers", long_but({3}, [1, 3]))
+@pytest.mark.parametrize("name", long_but({"adamw, buffers", "per epoch"}, PROGRAMS))
 def test_e16_the_same_bits(name: str, servers: int, tmp_path: Path) -> None:
     train_until(tmp_path, 5, 3, PROGRAMS[name])
     rig, summary = resumed(tmp_path, PROGRAMS[name](), servers=servers, workers=3 if servers == 1 else 1)

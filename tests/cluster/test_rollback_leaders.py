@@ -20,6 +20,7 @@ from tests.support.failover.kills import Kills, exact
 from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH
 from tests.support.failover.moments import EVERY, fresh
 from tests.support.failover.rollback import Rig, Strike, same, twin
+from tests.support.marks import long_but
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,16 @@ DEATHS: dict[str, list[Strike]] = {
 }
 
 
-@pytest.mark.parametrize("when", DEATHS)
+SHORT = {
+    "with both servers (E24)",
+    "before the timeline",
+    "while a server restores",
+    "before the manifest",
+    "at version 0",
+}
+
+
+@pytest.mark.parametrize("when", long_but(SHORT, DEATHS))
 def test_it_dies(when: str, tmp_path: Path) -> None:
     strikes = fresh(DEATHS[when])
     with Rig(tmp_path, EVERY, strikes) as rig:

@@ -18,14 +18,23 @@ from tests.support.cluster.small_job import BATCH, EPOCHS, SAMPLES, SLICES, prog
 from tests.support.cluster.taps import Trap
 from tests.support.failover.moments import EVERY, MOMENTS, PerEpoch, fresh
 from tests.support.failover.rollback import Rig, Stop, Strike, same, twin
+from tests.support.marks import long_but
 
 # What they show is shown by their neighbours in MOMENTS, too; the crash matrix has every place.
-REPEATED = {"decided", "before it publishes", "version 0 is written, both", "its part is written", "three times"}
+SHORT = {
+    "staged (C01)",
+    "half applied (C05)",
+    "published, not answered (A07)",
+    "first step",
+    "last version",
+    "both at once (C03)",
+    "while it restores (E23)",
+    "version 0 is written",
+    "a checkpoint is written",
+}
 
 
-@pytest.mark.parametrize(
-    "when", [pytest.param(when, marks=[pytest.mark.long] if when in REPEATED else []) for when in MOMENTS]
-)
+@pytest.mark.parametrize("when", long_but(SHORT, MOMENTS))
 def test_a_server_dies(when: str, tmp_path: Path) -> None:
     strikes = fresh(MOMENTS[when])
     with Rig(tmp_path, EVERY, strikes) as rig:

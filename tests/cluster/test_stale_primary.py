@@ -23,14 +23,13 @@ from tests.support.cluster.small_job import SLICES, program
 from tests.support.failover.kills import exact
 from tests.support.failover.ledger import BATCH, CELLS
 from tests.support.failover.rollback import Rig, Strike, same, twin
+from tests.support.marks import long_but
 
 STEP = 3
 # Between what two moments the primary stands still, or is cut off.
-MOMENTS = [
-    "forward.before",
-    "forward.before_ack",
-    *(pytest.param(moment, marks=pytest.mark.long) for moment in ("step.after_decide", "push.after_stage")),
-]
+MOMENTS = long_but(
+    {"forward.before_ack"}, ["forward.before", "forward.before_ack", "step.after_decide", "push.after_stage"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -147,8 +146,15 @@ def test_a_primary_that_stood_still_for_longer_than_its_lease(at: str, tmp_path:
         same(survives(stale, rig, program(stale.each)), wanted)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shm"])
-@pytest.mark.parametrize("how", [cut, cut_from_the_coordinator])
+@pytest.mark.parametrize(
+    ("how", "transport"),
+    [
+        (cut, "grpc"),
+        (cut_from_the_coordinator, "shm"),
+        pytest.param(cut, "shm", marks=pytest.mark.long),
+        pytest.param(cut_from_the_coordinator, "grpc", marks=pytest.mark.long),
+    ],
+)
 def test_a_primary_that_was_cut_off(how: Callable[[Rig], None], transport: str, tmp_path: Path) -> None:
     stale = Stale(how)
     wanted = expected()
