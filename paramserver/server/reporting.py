@@ -21,7 +21,7 @@ def report(shard: RunningShard | None) -> shard_pb2.StatsResponse:
         duplicate=state.counters.duplicate,
         skipped=tensors.skipped,
         refused=state.counters.refused,
-        max_clock_spread=state.counters.max_clock_spread,
+        max_clock_spread=state.max_clock_spread,
         waiting_for=waiting_for(shard) if state.active else "version 0",
         generation=state.generation,
         timeline=state.timeline,

@@ -17,6 +17,7 @@ from paramserver.core.versions.events import (
     WentIdle,
 )
 from paramserver.core.versions.names import AsyncName, Name
+from paramserver.core.versions.pulls import Pulls, Standing
 from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.leases import SliceLeases
 from tests.support.cluster.imagined import Tally
@@ -152,12 +153,12 @@ def answered_before_it_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_dead_hold_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ShardState._members_changed
+    right = Pulls.members_changed
 
-    def members_changed(self: ShardState, generation: int, workers: frozenset[int]) -> list[Effect]:
-        return right(self, generation, workers | self._members)
+    def members_changed(self: Pulls, workers: frozenset[int], gated: bool) -> list[Effect]:
+        return right(self, workers | self._members, gated)
 
-    monkeypatch.setattr(ShardState, "_members_changed", members_changed)
+    monkeypatch.setattr(Pulls, "members_changed", members_changed)
 
 
 def the_idle_hold_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,21 +171,21 @@ def the_idle_hold_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def newcomers_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ShardState._enter
+    right = Pulls._enter
 
-    def enter(self: ShardState, pull: PullAsked) -> None:
+    def enter(self: Pulls, pull: PullAsked, gated: bool) -> None:
         if pull.worker in self._members:
             self.clocks.setdefault(pull.worker, 0)
-        right(self, pull)
+        right(self, pull, gated)
 
-    monkeypatch.setattr(ShardState, "_enter", enter)
+    monkeypatch.setattr(Pulls, "_enter", enter)
 
 
 def clocks_count_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ShardState._accepted
 
     def accepted(self: ShardState, event: Arrived, offer: Offer) -> list[Effect]:
-        self._tick(event.worker, event.clock)
+        self._pulls.tick(event.worker, event.clock)
         return right(self, event, offer)
 
     monkeypatch.setattr(ShardState, "_accepted", accepted)
@@ -196,17 +197,17 @@ def slices_of_the_dead_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nobody_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parked pulls are answered when they come, or never."""
-    right = ShardState._advance
+    right = Pulls.answers
 
-    def advance(self: ShardState) -> list[Effect]:
+    def answers(self: Pulls, stands: Standing | None) -> list[Effect]:
         parked = dict(list(self._parked.items())[:-1])
         for call in parked:
             del self._parked[call]
-        effects = right(self)
+        effects = right(self, stands)
         self._parked = parked | self._parked
         return effects
 
-    monkeypatch.setattr(ShardState, "_advance", advance)
+    monkeypatch.setattr(Pulls, "answers", answers)
 
 
 MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [

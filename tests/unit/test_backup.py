@@ -61,7 +61,7 @@ class Pair:
             state = self.primary
             clocks = state.clocks_then()
             self.sent.append(
-                Forwarded(build.version - 1, self.calls, state.parts(), state.consistency, clocks, state.floor)
+                Forwarded(build.version - 1, self.calls, state.parts(), state.consistency, clocks, state.min_clock)
             )
         return builds
 

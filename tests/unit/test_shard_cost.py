@@ -17,6 +17,7 @@ from paramserver.core.versions.events import (
     PullAsked,
 )
 from paramserver.core.versions.names import AsyncName, SyncName
+from paramserver.core.versions.pulls import Pulls, Standing
 from paramserver.core.versions.shard import ShardState
 
 WORKERS = 100
@@ -26,13 +27,13 @@ WORKERS = 100
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[PullAsked]:
     """The pulls that were looked at."""
     found: list[PullAsked] = []
-    right = ShardState._answer
+    right = Pulls._answer
 
-    def answer(self: ShardState, pull: PullAsked) -> Effect | None:
+    def answer(self: Pulls, stands: Standing, pull: PullAsked) -> Effect | None:
         found.append(pull)
-        return right(self, pull)
+        return right(self, stands, pull)
 
-    monkeypatch.setattr(ShardState, "_answer", answer)
+    monkeypatch.setattr(Pulls, "_answer", answer)
     return found
 
 

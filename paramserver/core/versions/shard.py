@@ -1,4 +1,4 @@
-"""The state machine of one shard: which contributions count, which calls wait, and when a version is made.
+"""The state machine of one shard: which contributions count, and when a version is made; `Pulls` says who may have it.
 
 It sees names, versions and buffer numbers, never tensors. The shell keeps the bytes of each contribution under a buffer
 number, performs the effects, and reports with :class:`Built` when a version stands.
@@ -14,11 +14,8 @@ from paramserver.core.versions.consistency import Batch, Consistency, History, M
 from paramserver.core.versions.cuts import Cut, Marks
 from paramserver.core.versions.events import (
     Activated,
-    AnswerPull,
     AnswerPush,
     Arrived,
-    AtClock,
-    AtLeast,
     Build,
     Built,
     CallGone,
@@ -32,11 +29,8 @@ from paramserver.core.versions.events import (
     DropVersion,
     Effect,
     Event,
-    Exactly,
     Forwarded,
     Held,
-    Joining,
-    Latest,
     MembersChanged,
     Outcome,
     Part,
@@ -49,12 +43,11 @@ from paramserver.core.versions.events import (
     WentIdle,
 )
 from paramserver.core.versions.ledger import Ledger, Row
+from paramserver.core.versions.pulls import Pulls, Standing
 from paramserver.core.versions.ranges import RangeSet
 
 # A worker that was handed version t may still need it until all shards have published t + 1.
 KEPT_VERSIONS = 2
-
-_NO_MEMBER = "this worker is no longer a member: register again"
 
 _REFUSALS = {
     Verdict.OUT_OF_ORDER: Refusal.OUT_OF_ORDER,
@@ -72,7 +65,6 @@ class Counters:
     applied_before: int = 0
     duplicate: int = 0
     refused: int = 0
-    max_clock_spread: int = 0
 
 
 class ShardState:
@@ -90,23 +82,12 @@ class ShardState:
         self.timeline = 0
         self.active = False
         self.counters = Counters()
-        # Clocks of the workers that are at work; a member that has not started, or is idle, is not among them.
-        self.clocks: dict[int, int] = {}
-        self.floor = self._slowest = 0
-        self._members = frozenset(workers)
-        # The highest number of a worker so far. Numbers rise, so a worker with a lower one that is no member was one.
-        self._newest = max(self._members, default=0)
+        self._pulls = Pulls(workers)
         self._history = History()
         self._gate, self._combine = policies(consistency, self._history)
         self._scheduled: Consistency | None = None
         self._committed = False
         self._aborted_revision = 0
-        self._parked: dict[int, PullAsked] = {}
-        # Of them, those that wait for a version whatever the clocks are, and those never looked at; some may be gone.
-        self._for_version: list[int] = []
-        self._fresh: list[int] = []
-        # When parked pulls were looked at last: the version, and all facts on which an answer at a clock depends.
-        self._seen: tuple[int, tuple[object, ...]] | None = None
         self._building: Batch | None = None
         # Pushes that are answered once their contribution is in a version, by buffer, in order of arrival.
         self._waiting: dict[int, list[Arrived]] = {}
@@ -146,8 +127,7 @@ class ShardState:
         """A backup begins with ``version`` of its primary; see :class:`Forwarded` and `Marks`."""
         self.consistency = consistency
         self._gate, self._combine = policies(consistency, self._history)
-        self.clocks = {worker: clock for worker, clock in clocks.items() if worker in self._members}
-        self.floor = max(self.floor, floor)
+        self._pulls.set_clocks(clocks, floor)
         self.marks.restore(version, mark)
 
     # ---- facts
@@ -170,7 +150,7 @@ class ShardState:
     @property
     def parked(self) -> int:
         """How many pulls wait."""
-        return len(self._parked)
+        return len(self._pulls)
 
     @property
     def scheduled(self) -> Consistency | None:
@@ -203,7 +183,17 @@ class ShardState:
     @property
     def min_clock(self) -> int:
         """The slowest clock of the workers at work; it never moves back."""
-        return self.floor
+        return self._pulls.floor
+
+    @property
+    def clocks(self) -> Mapping[int, int]:
+        """Asynchronous slices that each worker at work has finished."""
+        return self._pulls.clocks
+
+    @property
+    def max_clock_spread(self) -> int:
+        """How many slices a worker that was let go on was ahead of the slowest one, at most."""
+        return self._pulls.max_spread
 
     def missing(self) -> Missing | None:
         """The slices that the next version lacks; None if it needs no particular ones."""
@@ -211,7 +201,7 @@ class ShardState:
 
     def holding_back(self) -> tuple[int, ...]:
         """The workers at the slowest clock."""
-        return tuple(sorted(worker for worker, clock in self.clocks.items() if clock == self.floor))
+        return self._pulls.slowest_workers()
 
     # ---- the one door
 
@@ -227,12 +217,12 @@ class ShardState:
             case PullAsked():
                 return self._pull_asked(event)
             case CallGone(call):
-                self._parked.pop(call, None)
+                self._pulls.gone(call)
                 return []
             case Built(version):
                 return self._built(version)
             case WentIdle(worker):
-                self.clocks.pop(worker, None)
+                self._pulls.idle(worker)
                 return self._advance()
             case Held(held):
                 self._held_back = held
@@ -279,7 +269,7 @@ class ShardState:
             return [DropBuffer(event.buffer)]
         if offer.verdict is Verdict.DUPLICATE:
             self.counters.duplicate += event.name.slices
-            self._tick(event.worker, event.clock)
+            self._pulls.tick(event.worker, event.clock)
             return [
                 DropBuffer(event.buffer),
                 AnswerPush(event.call, Outcome.DUPLICATE, self.version),
@@ -351,8 +341,7 @@ class ShardState:
                 self._gate, _ = policies(event.consistency, History())
             else:
                 self._gate, self._combine = policies(event.consistency, self._history)
-        self.clocks = {worker: clock for worker, clock in event.clocks.items() if worker in self._members}
-        self.floor = max(self.floor, event.floor)
+        self._pulls.set_clocks(event.clocks, event.floor)
 
     def _build(self) -> list[Effect]:
         if self._building is not None or (self._held() and not self.backup):
@@ -394,7 +383,7 @@ class ShardState:
         effects: list[Effect] = self._lead()
         for buffer in batch.buffers:
             for push in self._waiting.pop(buffer, []):
-                self._tick(push.worker, push.clock)
+                self._pulls.tick(push.worker, push.clock)
                 outcome = Outcome.ACCEPTED if push.buffer == buffer else Outcome.DUPLICATE
                 effects.append(AnswerPush(push.call, outcome, version))
         effects += self._take_into_force()
@@ -420,96 +409,19 @@ class ShardState:
                 self.cut.end(number)
         return self._drop_old() + self._build()
 
-    def _tick(self, worker: int, clock: int) -> None:
-        if worker in self.clocks:
-            self.clocks[worker] = max(self.clocks[worker], clock + 1)
-
     # ---- pulls
 
     def _pull_asked(self, event: PullAsked) -> list[Effect]:
         if stale := self._fence(event.timeline):
             return [Refuse(event.call, Refusal.ROLLED_BACK, stale)]
-        if self._given_up(event):
-            return [Refuse(event.call, Refusal.FENCED, _NO_MEMBER)]
-        self._parked[event.call] = event
-        self._fresh.append(event.call)
-        if not isinstance(event.want, AtClock | Joining):
-            self._for_version.append(event.call)
-        self._enter(event)
-        return self._advance()
-
-    def _given_up(self, pull: PullAsked) -> bool:
-        """Its worker was a member once. Asking for a version is free to all, asking at a clock is not."""
-        at_a_clock = isinstance(pull.want, AtClock | Joining)
-        return at_a_clock and pull.worker not in self._members and pull.worker < self._newest
-
-    def _enter(self, pull: PullAsked) -> None:
-        """A worker that pulls at a clock is at work from now on, if it is a member and the mode has clocks."""
-        if self._gate is None or pull.worker not in self._members:
-            return
-        match pull.want:
-            case AtClock(clock):
-                self.clocks[pull.worker] = max(self.clocks.get(pull.worker, self.floor), clock)
-            case Joining():
-                self.clocks.setdefault(pull.worker, self.floor)
+        return self._pulls.ask(event, self._gate is not None) or self._advance()
 
     def _advance(self) -> list[Effect]:
         """Move the slowest clock and answer every pull that may be answered now."""
-        slowest = min(self.clocks.values()) if self.clocks else None
-        if slowest is not None:
-            self._slowest, self.floor = slowest, max(self.floor, slowest)
         if not self.active:
-            self._fresh.clear()
-            return []
-        effects: list[Effect] = []
-        for call in self._worth_a_look(slowest):
-            pull = self._parked.get(call)
-            answer = self._answer(pull) if pull is not None else None
-            if answer is not None:
-                del self._parked[call]
-                effects.append(answer)
-        return effects
-
-    def _worth_a_look(self, slowest: int | None) -> list[int]:
-        """Pulls that may be answered now and could not be before: with a thousand workers most of them wait for others.
-
-        May name some that are not parked any more, or a pull twice.
-        """
-        fresh, self._fresh = self._fresh, []
-        facts = slowest, self._held_back, self.consistency, self._members, self._stand
-        seen, self._seen = self._seen, (self.version, facts)
-        if seen is None or seen[1] != facts:
-            return list(self._parked)
-        if seen[0] != self.version:
-            self._for_version = [call for call in self._for_version if call in self._parked]
-            return [*self._for_version, *fresh]
-        return fresh
-
-    def _answer(self, pull: PullAsked) -> Effect | None:
-        match pull.want:
-            case AtLeast(version):
-                return AnswerPull(pull.call, self._given, self.floor) if self._given >= version else None
-            case Exactly(version):
-                if version > self._given:
-                    return None
-                if version in self._versions:
-                    return AnswerPull(pull.call, version, self.floor)
-                return Refuse(pull.call, Refusal.GONE, f"version {version} is dropped, the newest is {self.version}")
-            case Latest():
-                return AnswerPull(pull.call, self._given, self.floor)
-            case AtClock() | Joining():
-                return self._answer_clock(pull)
-
-    def _answer_clock(self, pull: PullAsked) -> Effect | None:
-        if pull.worker not in self._members:
-            return None
-        if self._gate is None:
-            return Refuse(pull.call, Refusal.STALE, "the job is synchronous now: ask for a version, not for a clock")
-        clock = self.clocks.get(pull.worker)  # None: idle by now, and the caller gone
-        if clock is None or self._held_back or not self._gate.admits(clock, self.clocks):
-            return None
-        self.counters.max_clock_spread = max(self.counters.max_clock_spread, clock - self._slowest)
-        return AnswerPull(pull.call, self.version, self.floor)
+            return self._pulls.answers(None)
+        stands = Standing(self.version, self._given, self._versions, self.consistency, self._gate, self._held_back)
+        return self._pulls.answers(stands)
 
     # ---- membership, mode, timeline
 
@@ -517,19 +429,7 @@ class ShardState:
         if generation < self.generation:
             return []
         self.generation = generation
-        gone, new = self._members - workers, workers - self._members
-        self._members = workers
-        self._newest = max(self._newest, *workers, 0)
-        effects: list[Effect] = []
-        for worker in gone:
-            self.clocks.pop(worker, None)
-        for call, pull in list(self._parked.items()):
-            if pull.worker in gone or self._given_up(pull):
-                del self._parked[call]
-                effects.append(Refuse(call, Refusal.FENCED, _NO_MEMBER))
-            elif pull.worker in new:  # all of them enter before the first is let through
-                self._enter(pull)
-        return effects + self._advance()
+        return self._pulls.members_changed(workers, self._gate is not None) + self._advance()
 
     def _committed_revision(self, revision: int, consistency: Consistency | None) -> list[Effect]:
         settled = max(self.consistency.revision, self._aborted_revision)
@@ -566,7 +466,7 @@ class ShardState:
         if before.mode is scheduled.mode:  # another bound: queued contributions stay queued
             self._gate, _ = policies(scheduled, History())
             return []
-        self.clocks.clear()
+        self._pulls.set_clocks({})
         self.cut.end(self.cut.number)
         self._gate, self._combine = policies(scheduled, self._history)
         effects = self._drop_old()
@@ -581,7 +481,8 @@ class ShardState:
 
     def _activated(self, timeline: int, version: int) -> list[Effect]:
         assert timeline > self.timeline or not self.active, "a timeline is activated once"
-        self.timeline, self.active, self._seen = timeline, True, None
+        self.timeline, self.active = timeline, True
+        self._pulls.look_again()
         self._history.version = version
         self._history.steps_done = version
         self._versions = [version]
@@ -600,8 +501,7 @@ class ShardState:
         """Raise AssertionError if the state contradicts itself."""
         assert not self.active or self._versions[-1] == self.version
         assert len(self._versions) <= KEPT_VERSIONS + (self.cut.kept is not None)
-        assert set(self.clocks) <= self._members, "a clock of somebody who is no member"
-        assert not self.clocks or min(self.clocks.values()) >= self.floor, "the slowest clock moved back"
+        self._pulls.check_invariants()
         assert self._history.steps_done <= self.version
         assert self._building is None or self.active, "a version is made before there is one"
         assert not self._combine.per_step or not self._waiting, "synchronous pushes are answered at once"

@@ -49,7 +49,7 @@ def forward_header(
         groups=groups_to_proto(leader.groups),
         schedule=leader.schedule,
         clocks=clocks_to_proto(state.clocks_then()),
-        min_clock=state.floor,
+        min_clock=state.min_clock,
         consistency=consistency_to_proto(state.consistency),
     )
 

@@ -69,7 +69,7 @@ def facts_to_proto(state: ShardState, tensors: ShardTensors, names: Mapping[int,
         consistency=consistency_to_proto(state.consistency),
         counted=state.marks.of(state.version),
         clocks=clocks_to_proto(state.clocks),
-        min_clock=state.floor,
+        min_clock=state.min_clock,
     )
 
 

@@ -91,7 +91,7 @@ class Shard:
     def facts(self) -> Facts:
         """What a backup is told with the last pieces, with no version in the making."""
         state, version = self.state, self.state.version
-        forwarded = Forwarded(version, 0, (), state.consistency, dict(state.clocks), state.floor)
+        forwarded = Forwarded(version, 0, (), state.consistency, dict(state.clocks), state.min_clock)
         return Facts(forwarded, version, state.marks.of(version), state.counted(), state.counters.applied)
 
     def whole(self, facts: Facts) -> None:
@@ -348,7 +348,7 @@ class Shard:
             if follows:
                 state = self.state
                 content = Forwarded(
-                    state.version, 0, state.parts(), state.consistency, state.clocks_then(), state.floor
+                    state.version, 0, state.parts(), state.consistency, state.clocks_then(), state.min_clock
                 )
                 self.backups.hold(content, draft if adopted else 0, chain, lambda chain: self._built(effect, chain))
             else:
