@@ -141,20 +141,22 @@ class ModelSpec(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., chunk_bytes: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DataSpec(_message.Message):
-    __slots__ = ("samples", "slice_size", "drop_last", "shuffle", "batches", "slices_per_step")
+    __slots__ = ("samples", "slice_size", "drop_last", "shuffle", "batches", "slices_per_step", "drawn")
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SLICE_SIZE_FIELD_NUMBER: _ClassVar[int]
     DROP_LAST_FIELD_NUMBER: _ClassVar[int]
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     SLICES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    DRAWN_FIELD_NUMBER: _ClassVar[int]
     samples: int
     slice_size: int
     drop_last: bool
     shuffle: bool
     batches: int
     slices_per_step: int
-    def __init__(self, samples: _Optional[int] = ..., slice_size: _Optional[int] = ..., drop_last: bool = ..., shuffle: bool = ..., batches: _Optional[int] = ..., slices_per_step: _Optional[int] = ...) -> None: ...
+    drawn: bool
+    def __init__(self, samples: _Optional[int] = ..., slice_size: _Optional[int] = ..., drop_last: bool = ..., shuffle: bool = ..., batches: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., drawn: bool = ...) -> None: ...
 
 class ShardInfo(_message.Message):
     __slots__ = ("index", "address", "server")

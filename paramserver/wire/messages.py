@@ -220,6 +220,7 @@ def data_to_proto(data: DataSpec) -> types_pb2.DataSpec:
         shuffle=data.shuffle,
         batches=data.batches,
         slices_per_step=data.slices_per_step,
+        drawn=data.drawn,
     )
 
 
@@ -230,7 +231,7 @@ def data_from_proto(message: types_pb2.DataSpec) -> DataSpec:
     batches = counting("the batches of a slice", message.batches) or 1
     slices = counting("the slices of a step", message.slices_per_step)
     try:
-        return DataSpec(samples, size, message.drop_last, message.shuffle, batches, slices)
+        return DataSpec(samples, size, message.drop_last, message.shuffle, batches, slices, message.drawn)
     except ValueError as error:
         raise DataError(str(error)) from error
 

@@ -7,7 +7,7 @@ import torch
 from paramserver import errors
 from paramserver.compress.options import Wire
 from paramserver.config import Settings
-from paramserver.worker.script.seeding import seed_everything
+from paramserver.worker.data.seeding import seed_everything
 
 
 def device_of(wish: str, rank: int) -> torch.device:

@@ -20,6 +20,7 @@ from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.work.passes import Passes
 from paramserver.worker.chosen import wire_of
+from paramserver.worker.data.described import describe_loader
 from paramserver.worker.engine import Engine
 from paramserver.worker.facts import Facts
 from paramserver.worker.gradients.hooks import PushHook, of_script
@@ -28,7 +29,7 @@ from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import as_numbers, check_accumulate, check_loader, check_model, check_objects
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loaded import load, parts_of, read_weights
-from paramserver.worker.script.loader import SliceLoader, describe_loader
+from paramserver.worker.script.loader import SliceLoader
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.script.position import Position
 from paramserver.worker.script.schedule import Schedules
@@ -203,7 +204,11 @@ class Context(Facts):
         def length() -> int:
             return self._position.batches_per_epoch
 
-        self._loader = SliceLoader(loader, data, self.settings.training.seed, self.device, self._loop, length)
+        def agree(epoch: int, digest: float) -> float:
+            return self.engine.agreeing.agree("order of samples", (epoch + 1, 1), digest)
+
+        seed = self.settings.training.seed
+        self._loader = SliceLoader(loader, data, seed, self.device, self._loop, length, agree)
         return self._loader
 
     # ---- the loop

@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from paramserver.core.versions.names import SyncName
 from paramserver.core.work.slices import slice_indices
+from paramserver.worker.data.described import describe_loader
 from paramserver.worker.pace import Item
-from paramserver.worker.script.loader import SliceLoader, describe_loader
+from paramserver.worker.script.loader import SliceLoader
 
 SAMPLES, BATCH = 40, 4
 
@@ -53,7 +54,10 @@ class Position:
         self.feeds += 1
         return (item(index) for index in self._own if index not in self.skipped)
 
-    def begin(self, item: Item, number: int, of: int) -> None:
+    def begin(self, item: Item, number: int, of: int, samples: int) -> None:
+        pass
+
+    def pass_over(self, item: Item) -> None:
         pass
 
     def go_on(self) -> None:

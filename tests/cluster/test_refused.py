@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
-from torch.utils.data import WeightedRandomSampler as Weighted
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paramserver import errors
 from paramserver.worker.context import Context
@@ -206,17 +205,6 @@ def loaders() -> dict[str, tuple[DataLoader[Any], str]]:
     numbers: Any = list(range(10))
     return {
         "iterable": (DataLoader(Stream()), "an IterableDataset has no numbered samples"),
-        "sampler": (DataLoader(numbers, sampler=Weighted([1.0] * 10, 10)), "WeightedRandomSampler cannot be cut"),
-        "with replacement": (
-            DataLoader(numbers, sampler=RandomSampler(numbers, replacement=True)),
-            "RandomSampler cannot be cut into slices: use shuffle=True",
-        ),
-        "part of it": (DataLoader(numbers, sampler=RandomSampler(numbers, num_samples=3)), "num_samples cannot be cut"),
-        "batch sampler": (
-            DataLoader(numbers, batch_sampler=BatchSampler(RandomSampler(numbers), 3, False)),
-            "_size|cannot be cut into slices",
-        ),
-        "no batches": (DataLoader(numbers, batch_size=None), "the DataLoader has no batch_size"),
         "an __iter__ of its own": (OfItsOwn(numbers), "OfItsOwn has an __iter__ of its own, which would not be called"),
         "empty": (DataLoader(TensorDataset(torch.zeros(0)), batch_size=4), "the data set is empty"),
         "drop_last": (
@@ -240,20 +228,6 @@ def test_refused_data(what: str) -> None:
     def work(ctx: Context) -> None:
         with pytest.raises(errors.DataError, match=text):
             ctx.prepare(loader)
-
-    inside(work)
-
-
-def test_a_batch_sampler_of_ones_own_is_refused_and_not_ignored() -> None:
-    class Backwards(BatchSampler):
-        def __iter__(self) -> Iterator[list[int]]:
-            return iter([[2, 1, 0]])
-
-    numbers: Any = list(range(3))
-
-    def work(ctx: Context) -> None:
-        with pytest.raises(errors.DataError, match="batch_size"):
-            ctx.prepare(DataLoader(numbers, batch_sampler=Backwards(RandomSampler(numbers), 3, False)))
 
     inside(work)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paramserver.worker.script.seeding import seed_everything
+from paramserver.worker.data.seeding import seed_everything
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**40 + 5, 2**63 - 1])

@@ -17,7 +17,7 @@ from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.work.poison import Place, Poison
-from paramserver.core.work.slices import slice_indices
+from paramserver.core.work.slices import places_of, slice_indices
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -123,10 +123,14 @@ class PoisonWatch:
         """For example "slice 3 of epoch 1 (step 7; samples 12, 55, 81, ...)". Epochs count from 1, as in the ledger."""
         data = self._job.schedule.data
         assert data is not None
-        samples = list(slice_indices(data, self._job.options.seed, place.epoch, place.index))
-        shown = ", ".join(map(str, samples[:_SAMPLES])) + (", ..." if len(samples) > _SAMPLES else "")
-        step = f"step {place.step}; " if place.step is not None else ""
-        return f"slice {place.index} of epoch {place.epoch + 1} ({step}samples {shown})"
+        step = [f"step {place.step}"] if place.step is not None else []
+        if data.drawn:  # only workers know the sampler
+            first, stop = places_of(data, place.index)
+            shown = f"entries {first} to {stop - 1} of the sampler"
+        else:
+            samples = slice_indices(data, self._job.options.seed, place.epoch, place.index)
+            shown = "samples " + ", ".join(map(str, samples[:_SAMPLES])) + (", ..." if len(samples) > _SAMPLES else "")
+        return f"slice {place.index} of epoch {place.epoch + 1} ({'; '.join([*step, shown])})"
 
     def _done(self, place: Place) -> bool:
         """Whether the slice has counted on all servers."""

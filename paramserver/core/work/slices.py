@@ -28,6 +28,8 @@ class DataSpec:
 
     ``batches`` above 1: the script adds up the gradients of a slice's batches and steps once. All batches that are left
     in the last step of an epoch are then shared out evenly to ``slices_per_step`` slices, which have fewer batches.
+    ``drawn``: a sampler of the script's gives the order, which only workers know. ``samples`` is then its length, and a
+    "sample" is an entry that it gives, for a batch sampler a batch. An epoch may have fewer than that.
     ``slice_size`` 0 means that there is no data set: slices are only names, and epoch 0 never ends. Raises ValueError
     for negative numbers, numbers that contradict each other, and if an epoch would have no slice at all.
     """
@@ -38,6 +40,7 @@ class DataSpec:
     shuffle: bool = True
     batches: int = 1
     slices_per_step: int = 0
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         if self.samples < 0 or self.slice_size < 0:
@@ -79,8 +82,8 @@ class DataSpec:
 
     @property
     def even(self) -> bool:
-        """Whether every slice has as many batches as every other one."""
-        return self.batches_per_epoch == self.slices_per_epoch * self.batches
+        """Whether every slice is known to have as many batches as every other one."""
+        return not (self.drawn and self.batches > 1) and self.batches_per_epoch == self.slices_per_epoch * self.batches
 
     @property
     def _cut(self) -> tuple[int, int, int]:
@@ -96,7 +99,7 @@ class DataSpec:
 
 def slice_samples(data: DataSpec, index: int) -> int:
     """How many samples slice ``index`` of an epoch has; 0 without a data set. Raises ValueError for other indices."""
-    start, stop = _stretch(data, index)
+    start, stop = places_of(data, index)
     return stop - start
 
 
@@ -111,7 +114,7 @@ def slice_indices(data: DataSpec, seed: int, epoch: int, index: int) -> list[int
     The slices of an epoch share no sample, and (unless drop_last) together have every one. Takes time and memory for
     this slice only. Without a data set the list is empty. Raises ValueError if the epoch has no such slice.
     """
-    start, stop = _stretch(data, index)
+    start, stop = places_of(data, index)
     if not data.shuffle or data.samples < 2:
         return list(range(start, stop))
     return _permuted(range(start, stop), data.samples, _round_keys(data.samples, seed, epoch))
@@ -122,8 +125,8 @@ def slice_seed(seed: int, epoch: int, index: int, purpose: str) -> int:
     return int.from_bytes(_key(seed, epoch, index, purpose, 8), "little") >> 1
 
 
-def _stretch(data: DataSpec, index: int) -> Range:
-    """The places of a slice in the order of the epoch, half-open."""
+def places_of(data: DataSpec, index: int) -> Range:
+    """The places of a slice in the order of the epoch, half-open. Raises ValueError if the epoch has no such slice."""
     if not data.slice_size:
         return 0, 0
     if not 0 <= index < data.slices_per_epoch:

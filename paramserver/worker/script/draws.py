@@ -7,9 +7,9 @@ from typing import Any
 from paramserver import errors
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.slices import assign, slice_seed
+from paramserver.worker.data.seeding import restore, seed_everything, states
 from paramserver.worker.engine import Engine
 from paramserver.worker.pace import Item
-from paramserver.worker.script.seeding import restore, seed_everything, states
 
 
 class Draws:

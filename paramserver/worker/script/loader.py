@@ -7,49 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from paramserver import errors
-from paramserver.core.work.slices import DataSpec, slice_batches, slice_indices, slice_seed
+from paramserver.core.work.slices import DataSpec, slice_seed
+from paramserver.worker.data.described import sampling_of
+from paramserver.worker.data.order import Agree, order_of
+from paramserver.worker.data.seeding import seed_everything
 from paramserver.worker.pace import Item
-from paramserver.worker.script.seeding import seed_everything
 
 # A batch of a slice, by its number within the slice.
 _Part = tuple[Item, int]
-
-
-def describe_loader(loader: DataLoader[Any], accumulate: int = 1, slices_per_step: int = 0) -> DataSpec:
-    """The loader's data as slices of ``accumulate`` batches. Raises DataError for data that cannot be cut into slices.
-
-    ``slices_per_step``: of the job.
-    """
-    if isinstance(loader.dataset, IterableDataset):
-        raise errors.DataError(
-            "an IterableDataset has no numbered samples to cut into slices: "
-            "use a map-style data set (__getitem__, __len__)"
-        )
-    if loader.batch_size is None:
-        raise errors.DataError("the DataLoader has no batch_size: give it one, and leave out sampler and batch_sampler")
-    if not isinstance(loader.sampler, RandomSampler | SequentialSampler) or getattr(
-        loader.sampler, "replacement", False
-    ):
-        raise errors.DataError(
-            f"{type(loader.sampler).__name__} cannot be cut into slices: use shuffle=True or shuffle=False"
-        )
-    try:
-        samples = len(loader.dataset)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise errors.DataError("the data set has no length: give it __len__") from error
-    if samples == 0:
-        raise errors.DataError("the data set is empty: give it at least one sample")
-    shuffle = isinstance(loader.sampler, RandomSampler)
-    if shuffle and getattr(loader.sampler, "num_samples", samples) != samples:
-        raise errors.DataError("a RandomSampler with num_samples cannot be cut into slices: use shuffle=True")
-    try:
-        size, step = loader.batch_size * accumulate, slices_per_step if accumulate > 1 else 0
-        return DataSpec(samples, size, loader.drop_last, shuffle, accumulate, step)
-    except ValueError as error:
-        raise errors.DataError(str(error)) from error
 
 
 class SliceDataset(torch.utils.data.Dataset[Any]):
@@ -58,7 +26,7 @@ class SliceDataset(torch.utils.data.Dataset[Any]):
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __getitems__(self, request: Sequence[int]) -> list[Any]:
+    def __getitems__(self, request: Sequence[Any]) -> list[Any]:
         """The samples of one batch; ``request`` is the batch's seed followed by the indices."""
         seed, *indices = request
         seed_everything(seed)
@@ -72,16 +40,26 @@ class SliceDataset(torch.utils.data.Dataset[Any]):
         return len(self.dataset)
 
 
+class Single:
+    """Stands for the ``collate_fn`` of a loader with ``batch_size=None``, which gets one sample, not a list."""
+
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        self.convert = convert
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self.convert(samples[0])
+
+
 class _Requests:
     """The batch sampler of the inner loader: one request per batch, as far ahead as the loader prefetches."""
 
-    def __init__(self, requests: Callable[[Item], list[list[int]]]) -> None:
+    def __init__(self, requests: Callable[[Item], list[list[Any]]]) -> None:
         """``requests`` gives those for the batches of a slice."""
         self._requests = requests
         self.items: Iterator[Item] = iter(())
         self.issued: deque[_Part] = deque()
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         for item in self.items:
             for number, request in enumerate(self._requests(item)):
                 self.issued.append((item, number))
@@ -91,13 +69,13 @@ class _Requests:
 class _Unplanned:
     """Loads batches of unplanned slices, one at a time, so that batches that were loaded ahead are kept."""
 
-    def __init__(self, make: Callable[[list[list[int]]], DataLoader[Any]]) -> None:
+    def __init__(self, make: Callable[[list[list[Any]]], DataLoader[Any]]) -> None:
         """``make`` gives a loader for a list of requests; it is called when the first batch is wanted."""
         self._make = make
-        self._wanted: list[list[int]] = []
+        self._wanted: list[list[Any]] = []
         self._loader: DataLoader[Any] | None = None
 
-    def load(self, request: list[int]) -> Any:
+    def load(self, request: list[Any]) -> Any:
         """The batch of this request."""
         if self._loader is None:
             self._loader = self._make(self._wanted)
@@ -125,11 +103,17 @@ class LoopPosition(Protocol):
     def ahead(self) -> Iterator[Item]:
         """The slices that are likely to come."""
 
-    def begin(self, item: Item, number: int, of: int) -> None:
-        """Batch ``number`` (from 0) of the ``of`` batches of a slice is about to be handed to the script."""
+    def begin(self, item: Item, number: int, of: int, samples: int) -> None:
+        """Batch ``number`` (from 0) of the ``of`` batches of a slice is about to be handed to the script.
+
+        ``samples``: of the whole slice.
+        """
 
     def go_on(self) -> None:
         """The script asks for another batch of the slice."""
+
+    def pass_over(self, item: Item) -> None:
+        """The slice has no batches."""
 
     def end(self, item: Item) -> None:
         """The script asks for the batch after the last one of this slice."""
@@ -151,11 +135,16 @@ class SliceLoader:
         device: torch.device,
         position: LoopPosition,
         length: Callable[[], int],
+        agree: Agree = lambda epoch, digest: digest,
     ) -> None:
         self.loader = loader
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
-        self._data, self._seed, self._device = data, seed, device
+        # The script's own, for its calls of set_epoch.
+        self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
+        self._seed, self._device = seed, device
+        self._single = sampling_of(loader).single
+        self._order = order_of(loader, data, seed, agree)
         self._position, self._length = position, length
         self._requests = _Requests(self._requests_of)
         self._inner = self._make(self._requests, loader.num_workers, loader.persistent_workers, loader.generator)
@@ -178,7 +167,7 @@ class SliceLoader:
             SliceDataset(loader.dataset),
             batch_sampler=requests,
             num_workers=processes,
-            collate_fn=loader.collate_fn,
+            collate_fn=Single(loader.collate_fn) if self._single else loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
@@ -189,20 +178,21 @@ class SliceLoader:
     def __len__(self) -> int:
         return self._length()
 
-    def _requests_of(self, item: Item) -> list[list[int]]:
+    def _requests_of(self, item: Item) -> list[list[Any]]:
         """For each batch of the slice its seed, followed by the indices of its samples."""
-        indices, size = slice_indices(self._data, self._seed, item.epoch, item.index), self._data.batch_size
-        seeds = (
-            slice_seed(self._seed, item.epoch, item.index, of_batch("data", number))
-            for number in range(slice_batches(self._data, item.index))
-        )
-        return [[seed, *indices[number * size : (number + 1) * size]] for number, seed in enumerate(seeds)]
+        return [
+            [slice_seed(self._seed, item.epoch, item.index, of_batch("data", number)), *indices]
+            for number, indices in enumerate(self._order.batches(item.epoch, item.index))
+        ]
 
     def __iter__(self) -> Iterator[Any]:
         iteration = self._position.begin_pass()
         try:
             while (item := self._position.next_item(iteration)) is not None:
-                of = slice_batches(self._data, item.index)
+                of, samples = self._order.shape(item.epoch, item.index)
+                if not of:  # an epoch that is shorter than others
+                    self._position.pass_over(item)
+                    continue
                 for number in range(of):
                     if number:
                         self._position.go_on()
@@ -214,7 +204,7 @@ class SliceLoader:
                             break
                         # The script has gradients of this slice, and counts its batches: it gets all of them.
                         batch = self._unplanned.load(self._requests_of(item)[number])
-                    self._position.begin(item, number, of)
+                    self._position.begin(item, number, of, samples)
                     yield to_device(batch, self._device)
                 else:
                     self._position.end(item)

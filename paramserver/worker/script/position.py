@@ -116,10 +116,14 @@ class Position:
         loop = self._engine.loop
         return (item for item in loop.ahead(self._passes.epoch) if not loop.poisoned(item))
 
-    def begin(self, item: Item, number: int, of: int) -> None:
+    def begin(self, item: Item, number: int, of: int, samples: int) -> None:
         assert self._steps is not None
         self._engine.member.phases.enter(COMPUTE)
-        self._steps.begin(item, number, of)
+        self._steps.begin(item, number, of, samples)
+
+    def pass_over(self, item: Item) -> None:
+        assert self._steps is not None
+        self._steps.pass_over(item)
 
     def go_on(self) -> None:
         self._engine.member.phases.enter(DATA)

@@ -11,8 +11,9 @@ from paramserver.core.layout.lr_scaling import LrScaling
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.passes import Passes
-from paramserver.core.work.slices import DataSpec, slice_samples, slice_seed
+from paramserver.core.work.slices import DataSpec, slice_seed
 from paramserver.v1 import types_pb2
+from paramserver.worker.data.seeding import seed_everything
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace import Item
@@ -21,7 +22,6 @@ from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loader import of_batch
 from paramserver.worker.script.schedule import SchedulePosition, Schedules
-from paramserver.worker.script.seeding import seed_everything
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -46,6 +46,8 @@ class Steps:
         self.item: Item | None = None
         # The batch of this slice that the script has, from 0, and how many batches the slice has.
         self._number, self._of = 0, 1
+        # Of the slice that the script has; without a loader 1.
+        self._samples = 1
         # The script has asked whether a step is due.
         self._asks = False
         # The global norm that the script has asked for in the present step, 0 if it has not.
@@ -65,12 +67,15 @@ class Steps:
         self._asks = True
         return self._position.data is None or (self.item is not None and self._number + 1 == self._of)
 
-    def begin(self, item: Item, number: int, of: int) -> None:
-        """Batch ``number`` (from 0) of the slice's ``of`` batches is about to be handed to the script."""
-        self.item, self._number, self._of = item, number, of
+    def begin(self, item: Item, number: int, of: int, samples: int) -> None:
+        """Batch ``number`` (from 0) of the ``of`` batches of a slice is about to be handed to the script.
+
+        ``samples``: of the whole slice.
+        """
+        self.item, self._number, self._of, self._samples = item, number, of, samples
         if number == 0:
             step = item.name.step if isinstance(item.name, SyncName) else self._engine.weights.version
-            slice_ = item.epoch, item.index, self._samples(item)
+            slice_ = item.epoch, item.index, self._samples
             self._engine.records.has(self._engine.shards.timeline, step, slice_)
             self._schedules.align()
             self._guard.buffers()
@@ -87,7 +92,7 @@ class Steps:
         """Let gradients leave as the backward pass makes them, if earlier contributions show that this is possible."""
         if self._engine.sender.take_early() is not None:  # the script has not stepped on the previous slice
             self._binding.backward.end()
-        begun = self._engine.loop.begin_early(item, self._samples(item), self._groups)
+        begun = self._engine.loop.begin_early(item, self._samples, self._groups)
         if begun is not None:
             self._binding.backward.begin(*begun)
 
@@ -120,7 +125,7 @@ class Steps:
         self._hand_in(item, self._engine.places.pool.take())
 
     def pass_over(self, item: Item) -> None:
-        """This slice kills the workers that compute it: it counts without its samples."""
+        """A slice counts without samples: it has none, or it kills the workers that compute it."""
         self.item = item
         self._schedules.align()
         self._binding.reset_buffers()
@@ -148,7 +153,7 @@ class Steps:
         """False: another worker's contribution of this name counts, so this contribution needs another name."""
         binding, sender = self._binding, self._engine.sender
         item, taken = self._item_to_step_on(unscale)
-        samples = self._samples(item)
+        samples = self._samples
         clipped_here = self._clip_norm > 0 and isinstance(item.name, AsyncName)
         plain = not (unscale != 1.0 or overflow or clipped_here)
         early = sender.take_early()
@@ -200,9 +205,6 @@ class Steps:
             )
         if data is not None and not data.even and not self._asks:
             raise errors.UserError(_uneven(data))
-
-    def _samples(self, item: Item) -> int:
-        return slice_samples(self._position.data, item.index) if self._position.data is not None else 1
 
     def _without_gradient(self, partial: PartialSum, item: Item, bad: str | None) -> PartialSum:
         policy = self._training.nonfinite

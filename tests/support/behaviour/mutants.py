@@ -53,7 +53,7 @@ def other_order() -> AbstractContextManager[object]:
     def indices(data: DataSpec, seed: int, epoch: int, index: int) -> list[int]:
         return real(data, seed + 1, epoch, index)
 
-    return mock.patch("paramserver.worker.script.loader.slice_indices", indices)
+    return mock.patch("paramserver.worker.data.order.slice_indices", indices)
 
 
 def old_weights() -> AbstractContextManager[object]:

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices, slice_seed
+from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_seed
+from paramserver.worker.data.described import describe_loader
+from paramserver.worker.data.order import Order, order_of
+from paramserver.worker.data.seeding import seed_everything
 from paramserver.worker.script.loader import of_batch
-from paramserver.worker.script.seeding import seed_everything
 from tests.support.behaviour.generate import Form
 
 Array = np.ndarray[Any, Any] | torch.Tensor
@@ -29,8 +31,8 @@ class Batches:
     Passes are numbered, or the context says of which epoch a pass is.
     """
 
-    def __init__(self, context: Context, data: DataSpec) -> None:
-        self._context, self._data = context, data
+    def __init__(self, context: Context, data: DataSpec, order: Order) -> None:
+        self._context, self._data, self._order = context, data, order
         self._schedule = SyncSchedule(data.slices_per_epoch, context.slices)
         self._passes = self._done = 0
 
@@ -43,25 +45,25 @@ class Batches:
         while self._done < (epoch + 1) * self._schedule.steps_per_epoch:
             step = self._schedule.step(self._done)
             self._done += 1
-            # Scripts that draw random numbers have one slice in a step.
-            samples = [index for one in step.slices for index in slice_indices(self._data, 0, step.epoch, one)]
-            size = len(samples) if self._data.batches == 1 else self._data.batch_size
-            for number, start in enumerate(range(0, len(samples), size)):
+            # Scripts that draw random numbers, or accumulate, have one slice in a step.
+            batches = [batch for one in step.slices for batch in self._order.batches(step.epoch, one)]
+            if self._data.batches == 1:
+                batches = [[sample for batch in batches for sample in batch]] if batches else []
+            for number, batch in enumerate(batches):
                 self._context.seeds = slice_seed(0, step.epoch, step.slices[0], of_batch("model", number))
-                self._context.step_due = start + size >= len(samples)
-                yield samples[start : start + size]
+                self._context.step_due = number + 1 == len(batches)
+                yield batch
 
 
 class Loader:
     """Iterates over the batches, seeded as the slices of a job are."""
 
     def __init__(self, context: Context, loader: DataLoader[Any], accumulate: int) -> None:
-        shuffle = not isinstance(loader.sampler, torch.utils.data.SequentialSampler)
-        samples, size = len(loader.dataset), (loader.batch_size or 1) * accumulate  # type: ignore[arg-type]
-        data = DataSpec(samples, size, loader.drop_last, shuffle, accumulate, context.slices)
+        data = describe_loader(loader, accumulate, context.slices)
+        order = order_of(loader, data, 0, lambda epoch, digest: digest)
         self._context = context
         self._inner: DataLoader[Any] = DataLoader(
-            loader.dataset, batch_sampler=Batches(context, data), collate_fn=loader.collate_fn
+            loader.dataset, batch_sampler=Batches(context, data, order), collate_fn=loader.collate_fn
         )
 
     def __len__(self) -> int:

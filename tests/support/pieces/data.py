@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.support.pieces.base import Need, Piece, Verdict
 
+GENERATOR = "generator=torch.Generator()"
+
 DATA: list[Piece] = [
     Piece("data", "plain"),
     Piece("data", "shuffled", {"options": ", shuffle=True"}),
@@ -53,47 +55,63 @@ rows, data = data, Stream()
         ("IterableDataset",),
         without=("state",),
     ),
+    # Workers of a test may be threads, so samplers draw from a generator of their own. Batches may have one sample.
     Piece(
         "data",
         "WeightedRandomSampler",
-        {"options": ", sampler=WeightedRandomSampler([1.0] * $samples, $samples)"},
-        Verdict.REFUSED,
-        ("WeightedRandomSampler",),
+        {"options": f", sampler=WeightedRandomSampler([1.0, 2.0] * $samples, $samples, {GENERATOR})"},
+        without=("model",),
     ),
     Piece(
         "data",
         "SubsetRandomSampler",
-        {"options": ", sampler=SubsetRandomSampler(range(4))"},
-        Verdict.REFUSED,
-        ("SubsetRandomSampler",),
+        {"options": f", sampler=SubsetRandomSampler(range(4), {GENERATOR})"},
+        without=("model",),
     ),
     Piece(
         "data",
         "drawn with replacement",
-        {"options": ", sampler=RandomSampler(data, replacement=True)"},
-        Verdict.REFUSED,
-        ("RandomSampler",),
+        {"options": f", sampler=RandomSampler(data, replacement=True, {GENERATOR})"},
+        without=("model",),
     ),
     Piece(
         "data",
         "drawn a number of times",
-        {"options": ", sampler=RandomSampler(data, num_samples=5)"},
-        Verdict.REFUSED,
-        ("num_samples",),
+        {"options": f", sampler=RandomSampler(data, num_samples=5, {GENERATOR})"},
+        without=("model",),
+    ),
+    Piece(
+        "data",
+        "epochs of different length",
+        {
+            "data": """\
+class Shrinking(Sampler):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return $samples
+
+    def __iter__(self):
+        return iter(range(self.epoch * 5, $samples))
+
+""",
+            "options": ", sampler=Shrinking()",
+        },
+        without=("model",),
     ),
     Piece(
         "data",
         "batch_sampler",
-        {"loader": "loader = DataLoader(data, batch_sampler=[[0, 1], [2]])\n"},
-        Verdict.REFUSED,
-        ("batch_size", "batch_sampler"),
+        {"loader": "loader = DataLoader(data, batch_sampler=[[0, 1], [2], [0, 3, 2]])\n"},
+        without=("model",),
     ),
     Piece(
         "data",
-        "no batch size",
-        {"loader": "loader = DataLoader(data, batch_size=None)\n"},
+        "no length",
+        {"options": ", sampler=iter(range(4))"},
         Verdict.REFUSED,
-        ("batch_size",),
+        ("has no length",),
     ),
     Piece("data", "empty", {"samples": "0"}, Verdict.REFUSED, ("empty",), without=("state",)),
     Piece(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -39,6 +41,22 @@ def restore(former: tuple[Any, ...]) -> None:
     torch.default_generator.set_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
     np.random.set_state((kind, np.frombuffer(key, np.uint32), *rest))
     random.setstate(of_python)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Context in which the generators of torch (CPU), NumPy and Python begin with a seed in [0, 2**63).
+
+    After the context they are as they were before.
+    """
+    former = states()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        restore(former)
 
 
 @cache

@@ -1,0 +1,109 @@
+"""What a ``DataLoader`` samples, as slices see it: plain shuffling, or the order of a sampler of the script's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from paramserver import errors
+from paramserver.core.work.slices import DataSpec
+
+log = structlog.get_logger("paramserver.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a loader makes batches: ``batch_size`` entries of ``sampler`` each, a shorter last one unless ``drop_last``.
+
+    ``whole``: each entry of the sampler is a batch, a list of indices. ``single``: a batch is one sample, which is not
+    collated, as ``batch_size=None`` asks.
+    """
+
+    sampler: Any
+    batch_size: int
+    drop_last: bool = False
+    whole: bool = False
+    single: bool = False
+
+
+def sampling_of(loader: DataLoader[Any]) -> Sampling:
+    """How this loader makes batches."""
+    own = loader.batch_sampler
+    if loader.batch_size is not None:
+        return Sampling(loader.sampler, loader.batch_size, loader.drop_last)
+    if own is None:
+        return Sampling(loader.sampler, 1, single=True)
+    if type(own) is BatchSampler:
+        return Sampling(own.sampler, own.batch_size, own.drop_last)
+    return Sampling(own, 1, whole=True)
+
+
+def describe_loader(loader: DataLoader[Any], accumulate: int = 1, slices_per_step: int = 0) -> DataSpec:
+    """The loader's data as slices of ``accumulate`` batches. Raises DataError for data that cannot be cut into slices.
+
+    ``slices_per_step``: of the job.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise errors.DataError(
+            "an IterableDataset has no numbered samples to cut into slices: "
+            "use a map-style data set (__getitem__, __len__)"
+        )
+    found = sampling_of(loader)
+    shuffle = shuffled(found.sampler, loader.dataset)
+    samples = _length(loader.dataset if shuffle is not None else found.sampler, shuffle is None)
+    if samples == 0:
+        raise errors.DataError("the data set is empty, or its sampler: give it at least one sample")
+    try:
+        size, step = found.batch_size * accumulate, slices_per_step if accumulate > 1 else 0
+        return DataSpec(samples, size, found.drop_last, bool(shuffle), accumulate, step, shuffle is None)
+    except ValueError as error:
+        raise errors.DataError(str(error)) from error
+
+
+def shuffled(sampler: Any, dataset: Any) -> bool | None:
+    """Whether a sampler gives each sample once, in an order by chance (True) or in theirs (False); None: its own way.
+
+    Raises DataError for a sampler that gives the share of one process.
+    """
+    if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
+        log.warning(
+            "the DistributedSampler is left out: slices share the samples out to the workers, and each sample comes "
+            "once in an epoch. set_epoch may stay in the script, and changes nothing"
+        )
+        return bool(sampler.shuffle)
+    for one in (sampler, getattr(sampler, "sampler", None)):
+        replicas = getattr(one, "num_replicas", 1)
+        if isinstance(replicas, int) and replicas > 1:
+            raise errors.DataError(
+                f"{type(one).__name__} gives one process of {replicas} its share, but slices are shared out by the "
+                "job: give it num_replicas=1 and rank=0, so that it has all samples"
+            )
+    kind = type(sampler)
+    if kind.__iter__ not in (RandomSampler.__iter__, SequentialSampler.__iter__):
+        return None
+    if not isinstance(sampler, RandomSampler | SequentialSampler) or len(sampler.data_source) != _length(dataset):
+        return None
+    if isinstance(sampler, SequentialSampler):
+        return False
+    return True if not sampler.replacement and sampler.num_samples == len(sampler.data_source) else None
+
+
+def _length(counted: Any, sampler: bool = False) -> int:
+    try:
+        return len(counted)
+    except (TypeError, NotImplementedError) as error:
+        if sampler:
+            raise errors.DataError(
+                f"{type(counted).__name__} has no length: give it __len__, the largest number that it gives in an epoch"
+            ) from error
+        raise errors.DataError("the data set has no length: give it __len__") from error
