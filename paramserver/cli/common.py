@@ -43,6 +43,11 @@ def flag(key: str, metavar: str = "") -> Parameter:
     )
 
 
+def shows(metavar: str, name: str | None = None, leading_hyphen: bool = False) -> Parameter:
+    """A flag whose help shows ``metavar`` as the kind of its values: "NAME", "HOST:PORT"."""
+    return Parameter(name=name, metavar=metavar, allow_leading_hyphen=leading_hyphen)
+
+
 def kind(annotation: object) -> str:
     """The kind of values that a type has, for the help: "INT", "NUMBER", "TEXT", "sync|async"."""
     if get_origin(annotation) is Literal:
@@ -53,6 +58,13 @@ def kind(annotation: object) -> str:
         return "|".join(kind(part) for part in get_args(annotation) if part is not type(None))
     return _KINDS.get(annotation, "TEXT")
 
+
+# Any settings.
+Sets = Annotated[list[str] | None, shows("SECTION.KEY=VALUE", name="--set")]
+# A flag with a name; the address of a coordinator.
+Name = Annotated[str | None, shows("NAME")]
+Address = Annotated[str | None, shows("HOST:PORT")]
+Directory = Annotated[str | None, shows("DIRECTORY")]
 
 _KINDS: Mapping[object, str] = {int: "INT", float: "NUMBER", bool: "true|false"}
 

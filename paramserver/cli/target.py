@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
+from paramserver.cli.common import Address, Directory, Name
 from paramserver.config import load_settings, split_addresses
 from paramserver.errors import ConfigError, UnavailableError
 from paramserver.machine.jobs import call_coordinator, fetch_status, find_job
@@ -55,9 +56,9 @@ class Where:
         Talk to another machine without TLS.
     """
 
-    job: str | None = None
-    coordinator: str | None = None
-    certs: str | None = None
+    job: Name = None
+    coordinator: Address = None
+    certs: Directory = None
     insecure: bool | None = None
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from paramserver.cli.common import Name
 from paramserver.errors import ConfigError
 from paramserver.machine.jobs import Job, find_job
 from paramserver.processes.alive import is_alive
@@ -15,7 +16,7 @@ from paramserver.processes.logfiles import Line, Reader, names_in
 _EVERY_S = 0.2
 
 
-def logs(*names: str, follow: bool = False, lines: int | None = None, job: str | None = None) -> int:
+def logs(*names: str, follow: bool = False, lines: int | None = None, job: Name = None) -> int:
     """Print the output of the processes of a job that "paramserver run" has started on this machine.
 
     Each line has its time and the name of its process. The launcher itself is called "run".

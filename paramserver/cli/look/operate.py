@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
+from paramserver.cli.common import shows
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.config import MAX_PROCESSES
 from paramserver.errors import ConfigError
@@ -103,7 +105,7 @@ def wished(wish: str) -> tuple[str, int]:
     return who, int(value)
 
 
-def stop(*, reason: str = "", where: Where = NEAR) -> int:
+def stop(*, reason: Annotated[str, shows("TEXT")] = "", where: Where = NEAR) -> int:
     """End a running job: its workers leave, the weights so far are gathered, coordinator and servers end.
 
     Parameters

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
-from paramserver.cli.common import merge_overrides, parse_assignments
+from paramserver.cli.common import (
+    merge_overrides,
+    parse_assignments,
+    shows,
+)
 from paramserver.cli.look.facts import describe
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.config import ENV_CONFIG, FIELDS, load_settings
@@ -21,7 +23,7 @@ CHANGEABLE = ("consistency.mode", "consistency.staleness")
 
 def set_(
     *assignments: str,
-    staleness: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    staleness: Annotated[str | None, shows("INT|unbounded", leading_hyphen=True)] = None,
     where: Where = NEAR,
 ) -> int:
     """Change the consistency of a running job, as in: paramserver set consistency.mode=async --staleness 4

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from paramserver.cli.common import shows
 from paramserver.cli.examples import example
 
 app = App(name="certs", help="Make, renew and show the certificates and tokens of a cluster.")
@@ -16,7 +17,13 @@ UNHEALTHY_EXIT_CODE = 5
 
 
 @app.command(help_epilogue=example("certs init"))
-def init(directory: Path, /, *, days: Annotated[int, Parameter(show_default=True)] = 365, job: str = "") -> int:
+def init(
+    directory: Path,
+    /,
+    *,
+    days: Annotated[int, Parameter(show_default=True)] = 365,
+    job: Annotated[str, shows("NAME")] = "",
+) -> int:
     """Make a private certificate authority, a certificate for each role, and the tokens.
 
     Parameters

@@ -9,7 +9,10 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from paramserver.cli.common import parse_assignments
+from paramserver.cli.common import (
+    Sets,
+    parse_assignments,
+)
 from paramserver.cli.examples import example
 from paramserver.config import FIELDS, SECTIONS, Settings, load_settings, shown
 from paramserver.config.settings import must_be
@@ -39,7 +42,7 @@ def show(
     origin: bool = False,
     json_: Annotated[bool, Parameter(name="--json")] = False,
     config: Path | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    set_: Sets = None,
 ) -> int:
     """Show every setting in force and its meaning, as a TOML file. A password in the store's address is hidden.
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import merge_overrides, parse_assignments
+from paramserver.cli.common import (
+    Address,
+    Directory,
+    Sets,
+    merge_overrides,
+    parse_assignments,
+)
 from paramserver.doctor import Finding, Level, Request, diagnose
 from paramserver.logs import configure
 
@@ -26,10 +32,10 @@ def doctor(
     *,
     json_: Annotated[bool, Parameter(name="--json")] = False,
     config: Path | None = None,
-    coordinator: str | None = None,
-    certs: str | None = None,
+    coordinator: Address = None,
+    certs: Directory = None,
     insecure: bool | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    set_: Sets = None,
 ) -> int:
     """Check this machine: software, settings, limits, certificates, and the ways to the coordinator and back.
 

@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from paramserver.cli.common import parse_assignments
+from paramserver.cli.common import (
+    Directory,
+    Name,
+    Sets,
+    parse_assignments,
+    shows,
+)
 from paramserver.config import load_settings
 from paramserver.errors import ConfigError
 
@@ -29,15 +33,15 @@ def render(
     /,
     *,
     config: Path | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    set_: Sets = None,
     output: Path | None = None,
     force: bool = False,
-    image: str | None = None,
-    prefix: str | None = None,
+    image: Name = None,
+    prefix: Directory = None,
     gpu: bool = False,
     standby: bool = False,
-    dataset: str | None = None,
-    storage_class: str | None = None,
+    dataset: Annotated[str | None, shows("DIRECTORY|CLAIM")] = None,
+    storage_class: Name = None,
     share_memory: bool = False,
 ) -> int:
     """Write files that start the job elsewhere: systemd units, a compose file, Kubernetes manifests; or that watch it.

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import merge_overrides, parse_assignments
+from paramserver.cli.common import (
+    Sets,
+    flag,
+    merge_overrides,
+    parse_assignments,
+    shows,
+)
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError
 
@@ -17,44 +23,44 @@ if TYPE_CHECKING:
     from paramserver.simulate.costs import Costs
     from paramserver.simulate.scenario import Scenario
 
-_Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+_Count = Annotated[str, shows("COUNT")]
 # Steps to simulate without --steps: fewer of large clusters, so that it takes seconds.
 _STEPS, _FEWEST, _WORK, _BLOCKS = 1000, 10, 60_000, 100_000
 
 
 def simulate(
     *,
-    compute: str | None = None,
-    params: str | None = None,
-    workers: _Text = None,
-    servers: _Text = None,
-    bandwidth: str = "10Gb/s",
-    replicas: _Text = None,
-    event: Annotated[list[str] | None, Parameter(negative=())] = None,
+    compute: Annotated[str | None, shows("TIME")] = None,
+    params: Annotated[str | None, shows("COUNT|SIZE")] = None,
+    workers: Annotated[str | None, flag("cluster.workers")] = None,
+    servers: Annotated[str | None, flag("cluster.servers")] = None,
+    bandwidth: Annotated[str, shows("RATE")] = "10Gb/s",
+    replicas: Annotated[str | None, flag("cluster.replicas")] = None,
+    event: Annotated[list[str] | None, shows("KIND:SERVER@TIME")] = None,
     hosts: int = 0,
-    servers_per_host: _Text = None,
+    servers_per_host: Annotated[str | None, flag("cluster.servers_per_host")] = None,
     with_server: Annotated[bool, Parameter(negative=())] = False,
-    placement: _Text = None,
-    transport: _Text = None,
+    placement: Annotated[str | None, flag("cluster.placement")] = None,
+    transport: Annotated[str | None, flag("cluster.transport")] = None,
     cores: float = 0.0,
     gpu: Annotated[bool, Parameter(negative=())] = False,
     backward: float = 0.67,
-    mode: _Text = None,
-    staleness: _Text = None,
-    slices: _Text = None,
-    straggler: Annotated[list[str] | None, Parameter(negative=())] = None,
-    optimizer: str = "sgd",
-    batch: str = "0",
+    mode: Annotated[str | None, flag("consistency.mode")] = None,
+    staleness: Annotated[str | None, flag("consistency.staleness")] = None,
+    slices: Annotated[str | None, flag("training.slices_per_step")] = None,
+    straggler: Annotated[list[str] | None, shows("SHAPE:NUMBERS")] = None,
+    optimizer: Annotated[str, shows("sgd|momentum|adamw")] = "sgd",
+    batch: _Count = "0",
     fixed: bool = False,
-    steps: str = "0",
-    seed: _Text = None,
+    steps: _Count = "0",
+    seed: Annotated[str | None, flag("training.seed")] = None,
     suggest: bool = False,
     json_: Annotated[Path | None, Parameter(name="--json")] = None,
     costs: Path | None = None,
     calibrate: bool = False,
     out: Path | None = None,
     config: Path | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    set_: Sets = None,
 ) -> int:
     """Predict steps per second, staleness and waiting of a job, with any number of workers and servers.
 

@@ -10,7 +10,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import flag, merge_overrides, parse_assignments
+from paramserver.cli.common import (
+    Sets,
+    flag,
+    merge_overrides,
+    parse_assignments,
+)
 from paramserver.cli.train.run import script_path
 from paramserver.cli.train.start import coordinator, server, worker
 from paramserver.config import NO_CHECKPOINTS, Settings, load_settings
@@ -42,7 +47,7 @@ def auto(
     summary: Annotated[str | None, flag("run.summary", "FILE")] = None,
     save: Annotated[str | None, flag("run.save", "FILE")] = None,
     config: Path | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    set_: Sets = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
 ) -> int:
     """Be the coordinator, a server or a worker, as the variables of Slurm's srun say.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from paramserver.cli.common import shows
 from paramserver.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ def chaos(
     plan: Path | None = None,
     seed: int | None = None,
     faults: int | None = None,
-    kinds: str | None = None,
-    shape: str | None = None,
+    kinds: Annotated[str | None, shows("KIND,...")] = None,
+    shape: Annotated[str | None, shows("SERVERS,WORKERS,STEPS")] = None,
     no_twin: bool = False,
     allow_unfired: bool = False,
     report: Path | None = None,

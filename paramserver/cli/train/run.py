@@ -7,7 +7,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import flag, load_job, merge_overrides, parse_assignments
+from paramserver.cli.common import (
+    Sets,
+    flag,
+    load_job,
+    merge_overrides,
+    parse_assignments,
+)
 from paramserver.config import Settings
 from paramserver.errors import ConfigError
 
@@ -39,7 +45,7 @@ def run(
     dashboard: Annotated[str | None, flag("web.dashboard", "auto|off|HOST:PORT")] = None,
     metrics: Annotated[str | None, flag("web.metrics", "off|HOST:0")] = None,
     config: Path | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    set_: Sets = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
 ) -> int:
     """Train a script on a cluster on this machine.

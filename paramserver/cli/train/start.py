@@ -7,7 +7,13 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from paramserver.cli.common import flag, load_job, merge_overrides, parse_assignments
+from paramserver.cli.common import (
+    Sets,
+    flag,
+    load_job,
+    merge_overrides,
+    parse_assignments,
+)
 from paramserver.cli.examples import example
 from paramserver.cli.train.run import script_path
 from paramserver.config import Settings, load_settings
@@ -24,8 +30,6 @@ app.command(
     help="Be the coordinator, a server or a worker, as the variables of Slurm's srun say.",
     help_epilogue=example("start auto"),
 )
-
-_Sets = Annotated[list[str] | None, Parameter(name="--set")]
 
 
 @app.command(help_epilogue=example("start coordinator"))
@@ -55,7 +59,7 @@ def coordinator(
     save: Annotated[str | None, flag("run.save", "FILE")] = None,
     dashboard: Annotated[str | None, flag("web.dashboard", "auto|off|HOST:PORT")] = None,
     config: Path | None = None,
-    set_: _Sets = None,
+    set_: Sets = None,
 ) -> int:
     """Lead a job: admits servers and workers, gathers the result when all epochs are trained.
 
@@ -161,7 +165,7 @@ def server(
     servers_per_host: Annotated[str | None, flag("cluster.servers_per_host")] = None,
     restart: bool = False,
     config: Path | None = None,
-    set_: _Sets = None,
+    set_: Sets = None,
 ) -> int:
     """Hold a shard of the model. What kind of job it is, the coordinator tells.
 
@@ -221,7 +225,7 @@ def worker(
     with_server: bool = False,
     restart: bool = False,
     config: Path | None = None,
-    set_: _Sets = None,
+    set_: Sets = None,
     script_args: Annotated[list[str] | None, Parameter(parse=False)] = None,
 ) -> int:
     """Run a training script as a worker of a job: paramserver start worker --join HOST:PORT -- SCRIPT ARGUMENTS

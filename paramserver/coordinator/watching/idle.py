@@ -7,6 +7,7 @@ from typing import Protocol
 import structlog
 
 from paramserver.coordinator import ports
+from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Phase
@@ -20,6 +21,7 @@ _SHOWN = 4
 
 
 class _Job(ports.Stage, Protocol):
+    ending: Ending
     stalls: Stalls
     schedule: Schedule
 
@@ -34,9 +36,12 @@ class Idle:
         self._said = ""
 
     def members(self) -> list[Member]:
-        """The workers without slices, by rank. Empty in asynchronous mode, where each worker that asks gets slices."""
+        """The workers without slices, by rank. Empty in asynchronous mode, where each worker that asks gets slices.
+
+        Empty, too, as soon as a worker has been through all epochs: then workers leave one by one.
+        """
         job = self._job
-        if job.life.phase is not Phase.RUNNING or job.consistency.mode is not Mode.SYNC:
+        if job.life.phase is not Phase.RUNNING or job.consistency.mode is not Mode.SYNC or job.ending.finished:
             return []
         at_work = [one for one in job.members.of(Role.WORKER) if one.ident not in job.stalls.members]
         return [at_work[place] for place in without_slices(self._slices(), len(at_work))]
