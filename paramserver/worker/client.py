@@ -44,13 +44,21 @@ class RawClient:
         """The version of the arrays at hand: how many updates they had seen at the last ``init``, ``push`` or ``pull``.
 
         Raises UserError before these.
+
+        >>> _ = client.init({"total": np.zeros(3)})
+        >>> client.version
+        0
         """
         self._ready()
         return self._engine.weights.version
 
     @property
     def rank(self) -> int:
-        """This client's number among the workers, from 0. The coordinator gives it."""
+        """This client's number among the workers, from 0. The coordinator gives it.
+
+        >>> client.rank
+        0
+        """
         return self._engine.member.session.rank
 
     def init(

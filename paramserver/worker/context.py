@@ -100,7 +100,11 @@ class Context(Facts):
 
     @property
     def closed(self) -> bool:
-        """True after :meth:`close`: this worker has left the job."""
+        """True after :meth:`close`: this worker has left the job.
+
+        >>> ctx.closed
+        False
+        """
         return self._closed
 
     # ---- prepare

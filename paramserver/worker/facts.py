@@ -23,12 +23,20 @@ class Facts:
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0, which the coordinator gives."""
+        """This worker's number, from 0, which the coordinator gives.
+
+        >>> ctx.rank
+        0
+        """
         return self.engine.member.session.rank
 
     @property
     def world_size(self) -> int:
-        """The number of live workers, from the coordinator's last view of the membership. Alone it is 1."""
+        """The number of live workers, from the coordinator's last view of the membership. Alone it is 1.
+
+        >>> ctx.world_size
+        1
+        """
         return max(1, len(self.engine.member.session.view.workers))
 
     @property
@@ -37,6 +45,9 @@ class Facts:
 
         For printing, evaluating and saving. In synchronous mode some workers have no slices if a step has fewer slices
         than there are workers. Another worker takes over when this one is lost.
+
+        >>> if ctx.is_main:
+        ...     torch.save(model.state_dict(), "model.pt")
         """
         view = self.engine.member.session.view
         if not view.workers:
@@ -54,15 +65,25 @@ class Facts:
         """The version of the weights at hand: how many updates the servers had made when this worker pulled them.
 
         An update is a step in synchronous mode, a slice in asynchronous mode. The number falls if the job goes back.
+
+        >>> ctx.version
+        0
         """
         return self.engine.weights.version
 
     @property
     def seed(self) -> int:
-        """``training.seed``, the same on all workers. For generators whose numbers all workers share."""
+        """``training.seed``, the same on all workers. For generators whose numbers all workers share.
+
+        >>> order = torch.randperm(5, generator=torch.Generator().manual_seed(ctx.seed))
+        """
         return self.settings.training.seed
 
     @property
     def mode(self) -> str:
-        """``"sync"`` or ``"async"``: the mode in force, which ``paramserver set`` may change while the job runs."""
+        """``"sync"`` or ``"async"``: the mode in force, which ``paramserver set`` may change while the job runs.
+
+        >>> ctx.mode
+        'sync'
+        """
         return self.engine.modes.present.mode.value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paramserver as ps
+from paramserver.checkpoint.place import Place
+from paramserver.worker.gradients.hooks import PushBucket
+from tests.support.public import PUBLIC
+from tests.support.unit.checkpoints import save
 from tests.support.unit.pages import ROOT, code
 
-NAMES = ("init", "Context", "Client", "server_optimizer")
-
-
-def examples() -> Iterator[doctest.DocTest]:
-    for name in NAMES:
-        thing = getattr(ps, name)
-        members = [(name, thing)]
-        if inspect.isclass(thing):
-            members += [(f"{name}.{m}", value) for m, value in inspect.getmembers(thing) if not m.startswith("_")]
-        for full, member in members:
-            text = inspect.getdoc(member) or ""
-            if ">>>" in text and not isinstance(member, property):
-                yield doctest.DocTestParser().get_doctest(text, {}, full, None, None)
+# Their examples use a context, which is open.
+OF_A_LOOP = ("Context", "ServerOptimizer", "SliceLoader", "StepScheduler", "PushBucket")
 
 
 @pytest.fixture(autouse=True)
@@ -39,36 +31,73 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def objects(name: str) -> dict[str, Any]:
-    """The names that examples use without saying where they come from."""
+def objects(kind: str) -> dict[str, Any]:
+    """The names that examples of a class or function use without saying where they come from."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.ones(32, 4), torch.ones(32, 1))
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(TensorDataset(torch.ones(32, 4), torch.ones(32, 1)), 8)
     found: dict[str, Any] = {"ps": ps, "np": np, "torch": torch, "F": F}
-    if not name.startswith("Client"):
-        found |= {"model": model, "optimizer": optimizer, "loader": DataLoader(data, 8)}
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "at.pt")
-    if name.startswith("Context."):
-        found["ctx"] = ps.init()
-    if name.startswith("Client."):
-        found["client"] = ps.Client()
-    return found
+    if kind == "Client":
+        return found | {"client": ps.Client()}
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "at.pt")
+    if kind in OF_A_LOOP:
+        found["ctx"] = ctx = ps.init()
+        if kind != "Context":
+            model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        if kind == "PushBucket":
+            found["bucket"] = bucket_of(ctx, model, optimizer, loader)
+    return found | {"model": model, "optimizer": optimizer, "loader": loader}
 
 
-@pytest.mark.parametrize("test", list(examples()), ids=lambda test: test.name)
-def test_examples_of_docstrings(test: doctest.DocTest) -> None:
-    test.globs = names = objects(test.name)
+def bucket_of(ctx: ps.Context, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> PushBucket:
+    """The bucket that a hook gets in the first step."""
+    found: list[PushBucket] = []
+
+    def hook(state: None, bucket: PushBucket) -> torch.Tensor:
+        found.append(bucket)
+        return bucket.buffer()
+
+    ctx.register_push_hook(None, hook)
+    for x, y in loader:
+        F.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        break
+    return found[0]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_examples_of_docstrings(name: str) -> None:
+    kind = name.partition(".")[0]
+    # Examples of a class itself begin with `ps.init()` or `ps.Client()`.
+    names = objects("" if name in ("Context", "Client") else kind)
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+    test.globs = names
     said: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     try:
         runner.run(test, out=said.append, clear_globs=False)
     finally:
-        for name in ("ctx", "client"):
-            if name in names:
-                names[name].close()
+        for opened in ("ctx", "client"):
+            if opened in names:
+                names[opened].close()
     assert runner.summarize(verbose=False).failed == 0, "".join(said)
     assert test.examples
+
+
+def test_an_example_that_is_wrong_fails() -> None:
+    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "sum", None, None)
+    assert doctest.DocTestRunner().run(test, out=lambda _: None).failed == 1
+
+
+def test_the_code_that_reads_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    save(Place(str(tmp_path / "ckpt")), 7)
+    (script,) = [one for one in code((ROOT / "docs/checkpoints.md").read_text()) if "TensorFile" in one]
+    names: dict[str, Any] = {}
+    exec(script, names)
+    assert set(np.frombuffer(names["data"], np.float32).tolist()) == {7.0}
 
 
 class Net(nn.Module):

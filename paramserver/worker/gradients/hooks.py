@@ -23,6 +23,11 @@ class PushBucket:
     """One chunk of a contribution, on the CPU, as a hook of `Context.register_push_hook` gets it.
 
     Several small parameters may share a chunk, and a large parameter may have several chunks.
+
+    >>> def halved(state, bucket):  # what a hook looks like
+    ...     return bucket.buffer().div_(2)
+    >>> halved(None, bucket) is bucket.buffer()
+    True
     """
 
     def __init__(
@@ -32,22 +37,37 @@ class PushBucket:
         self._parameters = parameters
 
     def index(self) -> int:
-        """The number of the chunk, the same in every step and on every worker."""
+        """The number of the chunk, the same in every step and on every worker.
+
+        >>> bucket.index()
+        0
+        """
         return self._chunk.index
 
     def buffer(self) -> torch.Tensor:
         """The numbers of the chunk, of shape (n,) and the parameters' type: the gradient times the number of samples.
 
         The hook may write to them.
+
+        >>> bucket.buffer().dtype
+        torch.float32
         """
         return self._buffer
 
     def samples(self) -> int:
-        """The number of samples that the gradient is the sum of."""
+        """The number of samples that the gradient is the sum of.
+
+        >>> bucket.samples()
+        8
+        """
         return self._samples
 
     def gradients(self) -> list[torch.Tensor]:
-        """The part of each parameter that lies here, as views of the buffer; a whole one in the parameter's shape."""
+        """The part of each parameter that lies here, as views of the buffer; a whole one in the parameter's shape.
+
+        >>> [gradient.shape for gradient in bucket.gradients()]
+        [torch.Size([1, 4]), torch.Size([1])]
+        """
         views = []
         for piece, parameter in zip(self._chunk.pieces, self.parameters(), strict=True):
             view = self._buffer[piece.chunk_start : piece.chunk_start + piece.elements]
@@ -55,11 +75,19 @@ class PushBucket:
         return views
 
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters of which something lies here, in the order of :meth:`gradients`."""
+        """The parameters of which something lies here, in the order of :meth:`gradients`.
+
+        >>> [parameter is mine for parameter, mine in zip(bucket.parameters(), model.parameters())]
+        [True, True]
+        """
         return [self._parameters[piece.tensor] for piece in self._chunk.pieces]
 
     def is_last(self) -> bool:
-        """True for the last chunk of the contribution."""
+        """True for the last chunk of the contribution.
+
+        >>> bucket.is_last()
+        True
+        """
         return self._last
 
 

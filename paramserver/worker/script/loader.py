@@ -125,6 +125,12 @@ class SliceLoader:
     ``len`` is the number of batches in an epoch, in synchronous mode divided by the slices of a step, as DDP divides it
     by its processes. It is that of the mode in which the job began, and stays when the mode changes. With one batch in
     a slice it is the number of updates of the whole job, and schedules count in it.
+
+    >>> for x, y in loader:
+    ...     F.mse_loss(model(x), y).backward()
+    ...     optimizer.step()
+    >>> len(loader), x.shape
+    (4, torch.Size([8, 4]))
     """
 
     def __init__(

@@ -18,6 +18,9 @@ class ServerOptimizer(torch.optim.Optimizer):
     """Shares its parameter groups and hooks with the optimizer that was given; ``step`` contributes.
 
     The state is on the servers: :meth:`state_dict` reads it there. ``fetch`` gives it by parameter.
+
+    >>> optimizer.param_groups[0]["lr"]
+    0.1
     """
 
     # torch's GradScaler then calls step() always, and leaves the scale and the overflow flag as attributes.
@@ -45,6 +48,13 @@ class ServerOptimizer(torch.optim.Optimizer):
         Returns what ``closure`` returns, if one is given. Hooks of ``register_step_pre_hook`` are called before the
         gradients are taken, those of ``register_step_post_hook`` when it returns. Raises UserError if the script has
         written to parameters that are trained: the servers hold the weights.
+
+        >>> for x, y in loader:
+        ...     F.mse_loss(model(x), y).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> ctx.version
+        4
         """
         loss = None
         if closure is not None:
@@ -78,6 +88,12 @@ class ServerOptimizer(torch.optim.Optimizer):
 
         Any other state has to be loaded into the optimizer before ``ctx.prepare``, or afterwards with ``ctx.load``.
         Raises ModelError for that, and for another number of parameter groups.
+
+        >>> saved = optimizer.state_dict()
+        >>> saved["param_groups"][0]["lr"] = 0.05
+        >>> optimizer.load_state_dict(saved)
+        >>> optimizer.param_groups[0]["lr"]
+        0.05
         """
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
@@ -102,6 +118,10 @@ class ServerOptimizer(torch.optim.Optimizer):
         """Only before ``ctx.prepare``: the servers have laid the parameters out. Raises ModelError afterwards.
 
         Parameters that are to thaw later belong into the optimizer from the beginning, with ``requires_grad_(False)``.
+
+        >>> optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+        Traceback (most recent call last):
+        paramserver.errors.ModelError: parameter groups cannot be added after ctx.prepare: ...
         """
         if hasattr(self, "wrapped") and self.param_groups is self.wrapped.param_groups:
             raise errors.ModelError(
@@ -164,6 +184,10 @@ class StepScheduler:
     ``steps_done`` is the job's position, see `SchedulePosition`; ``in_loop`` tells whether the script is inside of the
     loop over the prepared loader. There ``step()`` brings the schedule to where the job stands (by no step or by
     several); outside of it (once per epoch) it does what the wrapped scheduler does.
+
+    >>> scheduler = ctx.prepare(torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5))
+    >>> scheduler.get_last_lr()
+    [0.1]
     """
 
     def __init__(
@@ -188,6 +212,14 @@ class StepScheduler:
 
         ``ReduceLROnPlateau`` takes the value of the first worker that comes to this place of the script. Raises
         UserError if it is called in the loop over the prepared loader.
+
+        >>> scheduler = ctx.prepare(torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5))
+        >>> for x, y in loader:
+        ...     F.mse_loss(model(x), y).backward()
+        ...     optimizer.step()
+        ...     scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.025]
         """
         if self._measured:
             self._step_measured(*args, **kwargs)
