@@ -171,8 +171,8 @@ class Job:
         return self.life.consistency
 
     def worker_infos(self) -> list[types_pb2.WorkerInfo]:
-        """The live workers, by rank."""
-        return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.of(Role.WORKER)]
+        """The live workers, in the order of their places."""
+        return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.by_place()]
 
     def shard_infos(self) -> list[types_pb2.ShardInfo]:
         """The shards whose primary is there, by index."""
@@ -236,6 +236,7 @@ class Job:
                     beside_worker=m.beside_worker,
                     restart_command=m.restart_command,
                     metrics_url=m.metrics_url,
+                    host=m.host,
                 )
                 for m in (*self.seats.servers, *self.members.of(Role.WORKER))
             ],

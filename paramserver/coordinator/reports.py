@@ -206,7 +206,7 @@ class Reports:
 
     def _named(self, server: shard_pb2.StatsResponse) -> str:
         """The reason for which a shard waits, with the names of the workers that it waits for."""
-        workers = [m for m in self._job.members.of(Role.WORKER) if m.ident not in self._job.stalls.members]
+        workers = [m for m in self._job.members.by_place() if m.ident not in self._job.stalls.members]
         if not workers:
             return ""
         if not server.missing_of:

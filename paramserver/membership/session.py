@@ -65,6 +65,8 @@ class JoinOptions:
     replaces: Sequence[int] = ()
     # A server that shares its link with a worker.
     beside_worker: bool = False
+    # Of a worker: a word that is equal on one host; empty: the hosts of workers make no difference.
+    host: str = ""
     drop: Callable[[], Awaitable[None]] | None = None
 
 
@@ -165,6 +167,7 @@ class Session:
             beside_worker=options.beside_worker,
             restart_command=restart_command(),
             metrics_url=options.metrics_url(),
+            host=options.host,
         )
         if self.member:
             request.index = self.rank

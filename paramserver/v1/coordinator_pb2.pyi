@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces", "restart_command", "metrics_url", "beside_worker", "term", "beginning")
+    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces", "restart_command", "metrics_url", "host", "beside_worker", "term", "beginning")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class JoinRequest(_message.Message):
     REPLACES_FIELD_NUMBER: _ClassVar[int]
     RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
     METRICS_URL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     BESIDE_WORKER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     BEGINNING_FIELD_NUMBER: _ClassVar[int]
@@ -54,10 +55,11 @@ class JoinRequest(_message.Message):
     replaces: _containers.RepeatedScalarFieldContainer[int]
     restart_command: str
     metrics_url: str
+    host: str
     beside_worker: bool
     term: int
     beginning: int
-    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[_Iterable[int]] = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ..., beside_worker: bool = ..., term: _Optional[int] = ..., beginning: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[_Iterable[int]] = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ..., host: _Optional[str] = ..., beside_worker: bool = ..., term: _Optional[int] = ..., beginning: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("member", "name", "rank", "job", "lease_s", "view", "expected_workers")
@@ -1215,7 +1217,7 @@ class BackupRecord(_message.Message):
     def __init__(self, server: _Optional[int] = ..., since: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class MemberRecord(_message.Message):
-    __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker", "restart_command", "metrics_url")
+    __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker", "restart_command", "metrics_url", "host")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -1225,6 +1227,7 @@ class MemberRecord(_message.Message):
     BESIDE_WORKER_FIELD_NUMBER: _ClassVar[int]
     RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
     METRICS_URL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     member: int
     role: _types_pb2.Role
     index: int
@@ -1234,4 +1237,5 @@ class MemberRecord(_message.Message):
     beside_worker: bool
     restart_command: str
     metrics_url: str
-    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., beside_worker: bool = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ...) -> None: ...
+    host: str
+    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., beside_worker: bool = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...

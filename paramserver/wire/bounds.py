@@ -59,7 +59,7 @@ def text(name: str, value: str, most: int = MAX_TEXT_CHARS) -> str:
 
 def check_newcomer(request: coordinator_pb2.JoinRequest) -> None:
     """Check a newcomer's facts about itself, since they go to all members. Raises ProtocolError."""
-    for name in ("address", "holds"):
+    for name in ("address", "holds", "host"):
         text(name, getattr(request, name))
     counting("index", request.index, MAX_SLICES)
     if not text("the restart command", request.restart_command, MAX_COMMAND_CHARS).isprintable():

@@ -41,7 +41,7 @@ class Facts:
 
     @property
     def is_main(self) -> bool:
-        """True on exactly one worker: the live one of the lowest rank that has slices to compute.
+        """True on exactly one worker: the first live one that has slices to compute, usually that of the lowest rank.
 
         For printing, evaluating and saving. In synchronous mode some workers have no slices if a step has fewer slices
         than there are workers. Another worker takes over when this one is lost.

@@ -32,6 +32,19 @@ _FORKS = _TAKES.replace("sys.stdin.read()", "import os\nif os.fork() == 0:\n    
 )
 
 
+def test_the_word_of_a_host_is_that_of_the_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers of one machine that do not meet are two hosts."""
+    other = folder / "other"
+    other.mkdir()
+    words = []
+    for place in (folder, other, folder / "missing", folder):
+        monkeypatch.setattr(seat, "place", lambda place=place: place)
+        words.append(seat.host_word("secret"))
+    assert words[0] == words[3] != seat.host_word("another secret")
+    assert len({*words[:3]}) == 3
+    assert words[2] == ""
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """The path of a socket must be short."""

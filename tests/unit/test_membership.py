@@ -65,6 +65,23 @@ def test_roles_count_apart_and_a_wish_is_granted_if_it_is_free(members: Membersh
     assert admitted(members.handle(Joined(Role.WORKER, 2), 0.0)).name == "worker-2"
 
 
+def test_workers_of_one_host_have_neighbouring_places(members: Membership) -> None:
+    """Ranks are given in the order of arrival, and workers of unknown hosts stay where they are."""
+    for host in ("b", "", "a", "b", "a", ""):
+        members.handle(Joined(Role.WORKER, host=host), 0.0)
+    members.handle(Joined(Role.SERVER), 0.0)
+    assert [(member.index, member.host) for member in members.by_place()] == [
+        (0, "b"),
+        (3, "b"),
+        (1, ""),
+        (2, "a"),
+        (4, "a"),
+        (5, ""),
+    ]
+    members.handle(Left(1), 1.0)
+    assert [member.index for member in members.by_place()] == [1, 2, 4, 3, 5]
+
+
 def test_a_lease_ends_unless_it_is_renewed(members: Membership) -> None:
     """1. Two join; 2. one is heard of; 3. the other one's lease ends, to the moment."""
     members.handle(WORKER, 0.0)

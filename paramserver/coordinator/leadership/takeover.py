@@ -287,6 +287,7 @@ def _member(entry: coordinator_pb2.MemberRecord) -> Member:
         beside_worker=entry.beside_worker,
         restart_command=entry.restart_command,
         metrics_url=entry.metrics_url,
+        host=entry.host,
     )
 
 

@@ -138,6 +138,7 @@ class Sessions:
             request.beside_worker,
             request.restart_command,
             request.metrics_url,
+            request.host,
         )
         effects = self._job.members.handle(event, time.monotonic())
         self._residuals_lost(effects)

@@ -165,9 +165,9 @@ class BlameWatch:
             yield worker, lo, hi
 
     def _active(self) -> list[Member]:
-        """The workers to whom slices are dealt."""
+        """The workers to whom slices are dealt, in the order of their places."""
         stalled = self._job.stalls.members
-        return [worker for worker in self._job.members.of(Role.WORKER) if worker.ident not in stalled]
+        return [worker for worker in self._job.members.by_place() if worker.ident not in stalled]
 
     def _read(self, worker: int) -> Sequence[Worked]:
         """The last slices of a worker, and the one that it is at work on, as far as it has said."""

@@ -36,14 +36,15 @@ class Idle:
         self._said = ""
 
     def members(self) -> list[Member]:
-        """The workers without slices, by rank. Empty in asynchronous mode, where each worker that asks gets slices.
+        """The workers without slices, in the order of their places.
 
-        Empty, too, as soon as a worker has been through all epochs: then workers leave one by one.
+        Empty in asynchronous mode, where each worker that asks gets slices. Empty, too, as soon as a worker has been
+        through all epochs: then workers leave one by one.
         """
         job = self._job
         if job.life.phase is not Phase.RUNNING or job.consistency.mode is not Mode.SYNC or job.ending.finished:
             return []
-        at_work = [one for one in job.members.of(Role.WORKER) if one.ident not in job.stalls.members]
+        at_work = [one for one in job.members.by_place() if one.ident not in job.stalls.members]
         return [at_work[place] for place in without_slices(self._slices(), len(at_work))]
 
     def sentence(self) -> str:

@@ -42,6 +42,8 @@ class Member:
     restart_command: str = ""
     # Where the process serves metrics about itself; empty: nowhere.
     metrics_url: str = ""
+    # Of a worker: a word that is equal on one host; empty: not known.
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Joined:
     restart_command: str = ""
     # Where the process serves metrics about itself; empty: nowhere.
     metrics_url: str = ""
+    # Of a worker: a word that is equal on one host; empty: not known.
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,18 @@ class Membership:
         """The members in a role, by index."""
         return sorted((m for m in self._members.values() if m.role is role), key=lambda m: m.index)
 
+    def by_place(self) -> list[Member]:
+        """The workers in the order in which slices are dealt out: by rank, but workers of one host side by side.
+
+        So the slices of a host are neighbours in the reduction tree, and can be added up there.
+        """
+        workers = self.of(Role.WORKER)
+        first: dict[str, int] = {}
+        for worker in workers:
+            if worker.host:
+                first.setdefault(worker.host, worker.index)
+        return sorted(workers, key=lambda worker: (first.get(worker.host, worker.index), worker.index))
+
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in an event at ``now``; return the effects that the caller performs."""
         match event:
@@ -210,6 +226,7 @@ class Membership:
             beside_worker=event.beside_worker,
             restart_command=event.restart_command,
             metrics_url=event.metrics_url,
+            host=event.host,
         )
         self.next_ident += 1
         self._members[member.ident] = member

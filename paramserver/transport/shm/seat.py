@@ -32,6 +32,19 @@ def seat_name(*facts: object) -> str:
     return _PREFIX + hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
+def host_word(*facts: object) -> str:
+    """A word that is equal for processes which meet on one host in one directory, and know the same facts.
+
+    Empty if there is no such directory.
+    """
+    try:
+        where = os.stat(place())
+    except OSError:
+        return ""
+    text = "\0".join([host(), str(where.st_dev), str(where.st_ino), *(str(fact) for fact in facts)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 class Seat:
     """The seat, taken by this process. Made by `take`; leave it with `close`."""
 

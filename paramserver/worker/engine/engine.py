@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import structlog
 
@@ -11,6 +12,7 @@ from paramserver.compress.casts import Cast
 from paramserver.compress.options import Wire
 from paramserver.membership.session import JoinOptions
 from paramserver.transport.base import Channel
+from paramserver.transport.shm.seat import host_word
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.background import Background
 from paramserver.worker.engine.agreeing import Agreeing
@@ -54,6 +56,8 @@ class Engine:
         host_secret: str | None = None,
     ) -> None:
         self.background = background
+        if host_secret is not None:
+            options = replace(options, host=host_word(host_secret))
         # Parts that know of the job.
         self.progress = progress = Progress()
         self.records = Records()
