@@ -322,6 +322,10 @@ class Run(Section):
     )
     summary: PathText = Field(default="", description="JSON file for the summary. Empty: none.")
     save: PathText = Field(default="", description="safetensors file for the weights. Empty: none.")
+    ddp: bool = Field(
+        default=False,
+        description="The script is one for DDP: its workers are the ranks of a process group, see docs/ddp.md.",
+    )
     records: PathText = Field(
         default="", description="File of JSON lines for the values of ctx.log, one line per step. Empty: none."
     )

@@ -21,7 +21,6 @@ from paramserver import errors
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import Settings, hide_password
 from paramserver.launch.display import Display, make_display
-from paramserver.launch.output import Outputs
 from paramserver.launch.poll import Poll
 from paramserver.launch.preloading import preload
 from paramserver.launch.reporting import Reporting
@@ -33,7 +32,7 @@ from paramserver.machine.valkey import EmbeddedStore
 from paramserver.pki.security import load_security
 from paramserver.preload.starter import Preloading
 from paramserver.processes.alive import process_birth
-from paramserver.processes.lines import Output
+from paramserver.processes.lines import Output, Outputs
 from paramserver.processes.logfiles import Logs
 from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
@@ -252,6 +251,7 @@ class Launcher:
             self._say,
             _HANG_LEASES * settings.cluster.lease_s,
             durable,
+            ddp=settings.run.ddp,
         )
         await supervisor.start_coordinator()
         self._address = spawner.address
@@ -297,6 +297,8 @@ class Launcher:
                 self._display.update(status)
                 if not status.HasField("model"):
                     line = "the script ended without training: it never called ctx.prepare or Client.init"
+                    if self._settings.run.ddp:
+                        line = f"the script has ended on all {self._settings.cluster.workers} ranks"
                     self._print([line, await self._report.untrained(channel)])
                     return 0
                 summary = await self._gather(status, channel, supervisor.restarts.total)

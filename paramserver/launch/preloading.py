@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paramserver.config import ENV_PREFIX, Settings
-from paramserver.launch.output import OnceHeard
 from paramserver.launch.spawn import ROLES, common_environment
 from paramserver.preload.starter import Preloading
 from paramserver.preload.title import ROOM
-from paramserver.processes.lines import Output
+from paramserver.processes.lines import OnceHeard, Output
 from paramserver.processes.process import Child, Guard
 
 _PROGRAM = "paramserver.roles.preloaded"

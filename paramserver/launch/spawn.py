@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,8 @@ class Spawner:
         }
         # The name by which the store knows the coordinator that leads.
         self._leader = ""
+        # The port at which the ranks of a DDP script meet.
+        self._meeting = 0
 
     def children(self, *roles: str) -> list[Child]:
         """The started processes in these roles, except for processes that ended before the last start."""
@@ -111,10 +114,24 @@ class Spawner:
     async def worker(self, index: int, replaces: Sequence[int] = ()) -> Child:
         """A worker that wishes for this rank."""
         argv = ["worker", str(self._script), *self._script_args]
-        return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces)
+        ranks = {env.ENV_RANKS: f"{self._meeting} {self._settings.cluster.workers}"} if self._meeting else {}
+        return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces, ranks)
 
-    async def _member(self, role: str, index: int, argv: list[str], threads: int, replaces: Sequence[int]) -> Child:
-        own = {env.ENV_INDEX: str(index), **env.replacing(replaces)}
+    def meet_anew(self) -> None:
+        """The workers that are started from now on are ranks, which meet at a port that was not used before."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._meeting = free.getsockname()[1]
+
+    async def _member(
+        self,
+        role: str,
+        index: int,
+        argv: list[str],
+        threads: int,
+        replaces: Sequence[int],
+        own: Mapping[str, str] | None = None,
+    ) -> Child:
+        own = {env.ENV_INDEX: str(index), **env.replacing(replaces), **(own or {})}
         return await self._start(f"{role}-{index}", argv, own, threads)
 
     async def _start(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from paramserver import errors
 from paramserver.launch.poll import Poll
+from paramserver.launch.ranks import Ranks
 from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how, server_pids
 from paramserver.launch.spawn import START_TIMEOUT_S, Spawner
 from paramserver.machine.valkey import EmbeddedStore
@@ -28,6 +29,7 @@ class Supervisor:
 
     ``hang_s``: a coordinator that has not answered for so long is killed and started again; so is a server that has
     been no member for half as long. ``durable``: the store outlives the coordinator, so that another one can go on.
+    ``ddp``: the workers are the ranks of a process group, which are started again together.
     """
 
     def __init__(
@@ -38,9 +40,11 @@ class Supervisor:
         say: Callable[[str], None],
         hang_s: float,
         durable: bool,
+        ddp: bool = False,
     ) -> None:
         self.restarts = restarts
         self._seats = Seats(restarts, say, hang_s / 2)
+        self._ranks = Ranks(spawner, self._seats, say) if ddp else None
         self.coordinator: Seat | None = None
         self.servers: list[Seat] = []
         self.workers: list[Seat] = []
@@ -151,6 +155,8 @@ class Supervisor:
         if worker and code == 0:
             seat.code = code
             return None
+        if worker and self._ranks is not None:
+            return await self._ranks.ended(seat, code, self.workers)
         if seat is not self.coordinator:
             status = await self._poll.ask()
             if status is not None:
@@ -159,6 +165,8 @@ class Supervisor:
         if not worker:
             if seat is self.coordinator or seat in self.servers:  # else the job has no place for this server any more
                 self._again(seat, code)
+            if self._ranks is not None and seat in self.servers:
+                await self._ranks.again(f"{seat.name} held a part of each collective", code, self.workers)
             return None
         if code in (_TERMINATED, -signal.SIGTERM) or (seat.leaving and code < 0):
             seat.code = _TERMINATED
@@ -199,7 +207,7 @@ class Supervisor:
     async def _scale(self) -> None:
         """Start more workers, of the lowest ranks that are free, or ask those of the highest ranks to leave."""
         wanted = self._status.wanted_workers or self._wanted
-        if wanted == self._wanted or self._nothing_left():
+        if wanted == self._wanted or self._nothing_left() or self._ranks is not None:
             return
         self._wanted = wanted
         staying = [seat for seat in self.workers if seat.code is None and not seat.leaving]

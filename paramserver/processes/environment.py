@@ -13,6 +13,8 @@ ENV_INDEX = "PARAMSERVER_INTERNAL_INDEX"
 # The wish of `start auto` for the same, and the number of its task on its node.
 ENV_WISH = "PARAMSERVER_INTERNAL_WISH"
 ENV_LOCAL = "PARAMSERVER_INTERNAL_LOCAL"
+# Of a DDP script: the port at which its ranks meet, and their number, with a space between.
+ENV_RANKS = "PARAMSERVER_INTERNAL_RANKS"
 # Pids of the ended processes that had this seat before, with commas between.
 ENV_REPLACES = "PARAMSERVER_INTERNAL_REPLACES"
 # The name under which a coordinator leads in the store, and the name of its ended predecessor.

@@ -139,6 +139,8 @@ def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: Non
     signal.signal(signal.SIGTERM, _leave_on_signal)
     sys.unraisablehook = _leave_after_all
     try:
+        if env.ENV_RANKS in os.environ:
+            become_rank()
         runpy.run_path(script, run_name="__main__")
     except SystemExit as leave:
         code = _exit_code(leave)
@@ -166,6 +168,16 @@ def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: Non
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if code == _ENDED else code)
+
+
+def become_rank() -> None:
+    """Tell the script its rank as torchrun does, and torch the backend "paramserver"."""
+    import paramserver.distributed  # noqa: F401  # makes the backend known
+
+    port, size = os.environ[env.ENV_RANKS].split()
+    rank = os.environ[env.ENV_INDEX]
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 def _leave_on_signal(number: int, frame: object) -> None:

@@ -281,9 +281,9 @@ class Coordinating:
         return JobOptions(
             job=cluster.job,
             servers=cluster.servers,
-            workers=cluster.workers,
+            workers=0 if self._settings.run.ddp else cluster.workers,  # ranks are no members of the job
             consistency=consistency_of(self._settings.consistency.mode, self._settings.consistency.staleness),
-            slices_per_step=training.slices_per_step,
+            slices_per_step=training.slices_per_step or int(self._settings.run.ddp),
             seed=training.seed,
             lease_s=cluster.lease_s,
             stall_s=cluster.stall_s,

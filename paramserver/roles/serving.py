@@ -147,7 +147,8 @@ class Serving:
             if view.state in _ENDED and view.released and self._settings.cluster.when_done == "exit":
                 return
             self._check_alone(member)
-            if view.state == types_pb2.JOB_STATE_WAITING and time.monotonic() - said >= self._settings.log.interval_s:
+            waiting = view.state == types_pb2.JOB_STATE_WAITING and not self._settings.run.ddp
+            if waiting and time.monotonic() - said >= self._settings.log.interval_s:
                 said = time.monotonic()
                 log.info(f"waiting for {view.reason or 'the model'}")
             try:

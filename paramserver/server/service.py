@@ -7,6 +7,7 @@ from typing import Any
 
 from paramserver import errors
 from paramserver.core.layout.replanning import plan_number
+from paramserver.server.collectives.collecting import Collecting
 from paramserver.server.rpc.attaching import Attaching
 from paramserver.server.rpc.contributions import Contributions
 from paramserver.server.rpc.control import Control
@@ -104,8 +105,10 @@ class ServerService:
         self.shards: dict[int, ShardService] = {}
         # Answers as long as there is no shard.
         self._nothing = ShardService(self.process)
+        # Process groups belong to no shard.
+        self.collect = Collecting(self.process).collect
         for method in METHODS.values():
-            if method.service == "Shard":
+            if method.service == "Shard" and method.handler != "collect":
                 setattr(self, method.handler, self._passed_on(method.handler))
 
     def _passed_on(self, handler: str) -> Callable[[Any], Any]:

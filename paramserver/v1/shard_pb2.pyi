@@ -42,6 +42,18 @@ class CopyState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COPY_STATE_SAVED: _ClassVar[CopyState]
     COPY_STATE_FAILED: _ClassVar[CopyState]
     COPY_STATE_SKIPPED: _ClassVar[CopyState]
+
+class Reduction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REDUCTION_NONE: _ClassVar[Reduction]
+    REDUCTION_SUM: _ClassVar[Reduction]
+    REDUCTION_AVG: _ClassVar[Reduction]
+    REDUCTION_MIN: _ClassVar[Reduction]
+    REDUCTION_MAX: _ClassVar[Reduction]
+    REDUCTION_PRODUCT: _ClassVar[Reduction]
+    REDUCTION_BAND: _ClassVar[Reduction]
+    REDUCTION_BOR: _ClassVar[Reduction]
+    REDUCTION_BXOR: _ClassVar[Reduction]
 ENCODING_EXACT: Encoding
 ENCODING_BF16: Encoding
 ENCODING_FP16: Encoding
@@ -62,6 +74,15 @@ COPY_STATE_WRITING: CopyState
 COPY_STATE_SAVED: CopyState
 COPY_STATE_FAILED: CopyState
 COPY_STATE_SKIPPED: CopyState
+REDUCTION_NONE: Reduction
+REDUCTION_SUM: Reduction
+REDUCTION_AVG: Reduction
+REDUCTION_MIN: Reduction
+REDUCTION_MAX: Reduction
+REDUCTION_PRODUCT: Reduction
+REDUCTION_BAND: Reduction
+REDUCTION_BOR: Reduction
+REDUCTION_BXOR: Reduction
 
 class OpenBulkRequest(_message.Message):
     __slots__ = ()
@@ -1169,3 +1190,43 @@ class ShardFacts(_message.Message):
     clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
     min_clock: int
     def __init__(self, applied: _Optional[int] = ..., applied_before: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., ledger: _Optional[_Union[LedgerResponse, _Mapping]] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., counted: _Optional[bytes] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ...) -> None: ...
+
+class CollectRequest(_message.Message):
+    __slots__ = ("job", "group", "rank", "size", "ranks", "channel", "number", "piece", "what", "reduction", "dtype", "bytes", "data", "takes", "wait_s", "done", "opens", "leaves")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    REDUCTION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TAKES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    group: str
+    rank: int
+    size: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    channel: str
+    number: int
+    piece: int
+    what: str
+    reduction: Reduction
+    dtype: str
+    bytes: int
+    data: bytes
+    takes: bool
+    wait_s: float
+    done: int
+    opens: bool
+    leaves: bool
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., channel: _Optional[str] = ..., number: _Optional[int] = ..., piece: _Optional[int] = ..., what: _Optional[str] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., takes: bool = ..., wait_s: _Optional[float] = ..., done: _Optional[int] = ..., opens: bool = ..., leaves: bool = ...) -> None: ...

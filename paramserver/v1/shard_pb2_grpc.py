@@ -190,6 +190,11 @@ class ShardServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_shard__pb2.OpenBulkRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_shard__pb2.OpenBulkResponse.FromString,
                 _registered_method=True)
+        self.Collect = channel.unary_stream(
+                '/paramserver.v1.ShardService/Collect',
+                request_serializer=paramserver_dot_v1_dot_shard__pb2.CollectRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
+                _registered_method=True)
 
 
 class ShardServiceServicer(object):
@@ -404,6 +409,13 @@ class ShardServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Collect(self, request, context):
+        """Of a process group: what one rank brings to a round, and the result of the round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -561,6 +573,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.OpenBulk,
                     request_deserializer=paramserver_dot_v1_dot_shard__pb2.OpenBulkRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_shard__pb2.OpenBulkResponse.SerializeToString,
+            ),
+            'Collect': grpc.unary_stream_rpc_method_handler(
+                    servicer.Collect,
+                    request_deserializer=paramserver_dot_v1_dot_shard__pb2.CollectRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_shard__pb2.Frame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1401,6 +1418,33 @@ class ShardService(object):
             '/paramserver.v1.ShardService/OpenBulk',
             paramserver_dot_v1_dot_shard__pb2.OpenBulkRequest.SerializeToString,
             paramserver_dot_v1_dot_shard__pb2.OpenBulkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Collect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paramserver.v1.ShardService/Collect',
+            paramserver_dot_v1_dot_shard__pb2.CollectRequest.SerializeToString,
+            paramserver_dot_v1_dot_shard__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,

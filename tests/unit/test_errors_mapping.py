@@ -199,7 +199,7 @@ def test_the_kinds_of_methods_follow_from_the_protos() -> None:
         kinds[method.kind].append(name)
     uploads = ["Initialize", "Push", "Forward", "CatchUp", "CatchUpPart", "ForwardPart"]
     assert kinds[MethodKind.UPLOAD] == [f"Shard.{one}" for one in uploads]
-    assert kinds[MethodKind.DOWNLOAD] == ["Shard.Pull", "Shard.Export", "Shard.Copied"]
+    assert kinds[MethodKind.DOWNLOAD] == ["Shard.Pull", "Shard.Export", "Shard.Copied", "Shard.Collect"]
     assert kinds[MethodKind.SESSION] == ["Coordinator.Session"]
     assert METHODS["Shard.SetConsistency"].handler == "set_consistency"
     assert METHODS["Shard.SetConsistency"].path == "/paramserver.v1.ShardService/SetConsistency"

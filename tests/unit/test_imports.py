@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "coordinator": LOWER | EDGES | WIRE | {"config", "checkpoint"},
     "server": LOWER | EDGES | WIRE | {"config", "checkpoint", "compress", "kernels"},
     "worker": LOWER | EDGES | WIRE | {"config", "checkpoint", "compress"},
+    "distributed": LOWER | EDGES | WIRE | {"config", "pki", "worker"},
     "testing": LOWER | EDGES | {"processes", "v1"},
     "pki": LOWER | {"config", "transport"},
     "machine": LOWER | {"config", "pki", "processes", "testing", "transport", "v1"},
@@ -59,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     | WIRE
     | ROLES
     | AROUND
-    | {"api", "config", "checkpoint", "records", "report", "results", "resume", "web"},
+    | {"api", "config", "checkpoint", "distributed", "records", "report", "results", "resume", "web"},
     "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "records", "report", "results", "resume", "web"},
     "doctor": LOWER | EDGES | WIRE | AROUND | {"config"},
     "render": {"config", "errors"},

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from paramserver.launch.output import OnceHeard
 from paramserver.preload.chance import draw_anew
 from paramserver.preload.request import Request, key_of
 from paramserver.preload.title import fitting
-from paramserver.processes.lines import NamedLines
+from paramserver.processes.lines import NamedLines, OnceHeard
 
 
 def test_a_request_arrives_as_it_was() -> None:

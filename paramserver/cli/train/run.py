@@ -33,6 +33,7 @@ def run(
     nonfinite: Annotated[str | None, flag("training.nonfinite")] = None,
     store: Annotated[str | None, flag("cluster.store", "auto|memory|URL")] = None,
     job: Annotated[str | None, flag("cluster.job", "NAME")] = None,
+    ddp: bool = False,
     summary: Annotated[str | None, flag("run.summary", "FILE")] = None,
     report: Annotated[str | None, flag("run.report", "FILE")] = None,
     records: Annotated[str | None, flag("run.records", "FILE")] = None,
@@ -79,6 +80,8 @@ def run(
         "auto" (a private server), "memory", or the address of a Redis or Valkey server.
     job
         Name of the job.
+    ddp
+        The script uses torch.distributed: workers are the ranks of init_process_group("paramserver").
     summary
         Write a summary of the run to this JSON file.
     report
@@ -109,6 +112,7 @@ def run(
     """
     flags = {
         "run.script": script,
+        "run.ddp": "true" if ddp else None,
         "run.args": script_args,
         "run.summary": summary,
         "run.report": report,

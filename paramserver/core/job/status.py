@@ -106,7 +106,9 @@ def job_status(facts: JobFacts) -> Status:
     if wrong:
         return Status(State.DEGRADED, "; ".join(part for part in wrong if part))
     if facts.phase is not Phase.RUNNING:
-        return Status(State.WAITING, facts.reason or "version 0 is on its way to the servers")
+        begun = facts.phase is not Phase.WAITING
+        missing = "version 0 is on its way to the servers" if begun else "no script has registered a model"
+        return Status(State.WAITING, facts.reason or missing)
     if facts.workers:
         return Status(State.TRAINING, facts.idle)
     if facts.finished:

@@ -69,6 +69,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Feed": frozenset({SERVER}),
     "Shard.CatchUpPart": frozenset({SERVER}),
     "Shard.ForwardPart": frozenset({SERVER}),
+    "Shard.Collect": frozenset({WORKER}),
     "Shard.OpenBulk": ROLES,  # each call over the connection is checked again
 }
 

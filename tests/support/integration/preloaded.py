@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paramserver.config import ENV_PREFIX
-from paramserver.launch.output import OnceHeard
 from paramserver.launch.spawn import ROLES
 from paramserver.preload.starter import Preloading
 from paramserver.preload.title import ROOM
-from paramserver.processes.lines import NamedLines, Output
+from paramserver.processes.lines import NamedLines, OnceHeard, Output
 from paramserver.processes.process import Child, Guard
 from paramserver.processes.starting import Executing, Starter
 

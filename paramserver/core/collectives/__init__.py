@@ -1,0 +1,1 @@
+"""Rounds of process groups: which rank has come, and when a result is complete."""

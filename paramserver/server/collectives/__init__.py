@@ -1,0 +1,1 @@
+"""Collectives of process groups: what ranks bring is reduced here, in the order of ranks."""
