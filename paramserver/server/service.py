@@ -30,8 +30,8 @@ _NUMBERS = 1 << 31
 class ShardService:
     """One shard, and the parts that answer calls to it. Its attributes named like RPCs are the RPCs."""
 
-    def __init__(self, process: Process, plan: int = 0) -> None:
-        """``plan``: the number of the plan to which the shard belongs."""
+    def __init__(self, process: Process, plan: int = 0, collecting: Collecting | None = None) -> None:
+        """``plan``: the number of the plan to which the shard belongs. ``collecting``: the process groups."""
         self.host = host = Host(process, plan)
         self._setup = setup = Setup(host)
         self.contributions = contributions = Contributions(host)
@@ -61,6 +61,7 @@ class ShardService:
         parts = PartsCalls(host)
         self.feed, self.catch_up_part, self.forward_part = parts.feed, parts.catch_up_part, parts.forward_part
         self.open_bulk = process.open_bulk
+        self.collect = (collecting or Collecting(process)).collect
 
     def report(self) -> shard_pb2.StatsResponse:
         """The report that the coordinator gets every now and then."""
@@ -104,11 +105,11 @@ class ServerService:
         # By the number of the shard in its address.
         self.shards: dict[int, ShardService] = {}
         # Answers as long as there is no shard.
-        self._nothing = ShardService(self.process)
         # Process groups belong to no shard.
-        self.collect = Collecting(self.process).collect
+        self._collecting = Collecting(self.process)
+        self._nothing = ShardService(self.process, collecting=self._collecting)
         for method in METHODS.values():
-            if method.service == "Shard" and method.handler != "collect":
+            if method.service == "Shard":
                 setattr(self, method.handler, self._passed_on(method.handler))
 
     def _passed_on(self, handler: str) -> Callable[[Any], Any]:
@@ -124,7 +125,7 @@ class ServerService:
         if number not in self.shards and gives:
             if number >= _NUMBERS:
                 raise errors.ProtocolError(f"shard {number} of at most {_NUMBERS}")
-            self.shards[number] = ShardService(self.process, plan_number(number))
+            self.shards[number] = ShardService(self.process, plan_number(number), self._collecting)
         return self.shards.get(number, self._nothing)
 
     @property
