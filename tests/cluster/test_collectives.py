@@ -7,6 +7,7 @@ import copy
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -257,7 +258,8 @@ def test_a_server_that_was_started_again_has_lost_the_group() -> None:
 
 def test_a_call_that_breaks_off_is_repeated_and_counts_once() -> None:
     with Here(2, servers=1) as two:
-        service, calls = two.services[0], []
+        calls: list[int] = []
+        service: Any = two.services[0]
         collect = service.collect
 
         def counted(request: shard_pb2.CollectRequest) -> object:
@@ -265,7 +267,7 @@ def test_a_call_that_breaks_off_is_repeated_and_counts_once() -> None:
             return collect(request)
 
         async def break_off() -> None:
-            service.collect = counted  # type: ignore[assignment]
+            service.collect = counted
             while len(calls) < 1:  # rank 0 waits for rank 1
                 await asyncio.sleep(0.01)
             two.memory.kill("server-0")
@@ -278,7 +280,7 @@ def test_a_call_that_breaks_off_is_repeated_and_counts_once() -> None:
             two.groups[rank].allreduce([tensor]).wait()
             return tensor
 
-        service.collect = counted  # type: ignore[assignment]
+        service.collect = counted
         two.memory.kill("server-0")
         two.background.run(_serve(two))
         assert all(found.tolist() == [3.0] * 4 for found in two.all(work))
