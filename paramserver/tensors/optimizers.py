@@ -47,16 +47,20 @@ def torch_class(name: str) -> type[torch.optim.Optimizer]:
     return found  # type: ignore[no-any-return]
 
 
-def describe(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, HyperValue]]]:
+def describe(
+    optimizer: torch.optim.Optimizer, param_groups: Sequence[Mapping[str, Any]] | None = None
+) -> tuple[str, list[dict[str, HyperValue]]]:
     """The name and the hyper-parameters of each parameter group of a user's optimizer.
+
+    ``param_groups``: in place of the optimizer's.
 
     Flags on how torch executes it (foreach, fused, capturable) and entries of learning-rate schedulers are left out.
     Raises ModelError if its class is not exactly an allow-listed one, or for numbers that servers do not take.
     """
-    kind = type(optimizer)
+    kind, given = type(optimizer), optimizer.param_groups if param_groups is None else param_groups
     name = next((n for n, rule in RULES.items() if rule.title and kind is getattr(torch.optim, rule.title, None)), "")
     if not name and "__paramserver__" in vars(kind):
-        return describe_own(optimizer)
+        return describe_own(optimizer, given)
     if not name:
         if kind is getattr(torch.optim, kind.__name__, None) and kind.__name__ in _WHY_NOT:
             raise ModelError(f"{kind.__name__} is not supported: {_WHY_NOT[kind.__name__]}")
@@ -66,7 +70,7 @@ def describe(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Hype
         )
     rule = RULES[name]
     groups: list[dict[str, HyperValue]] = []
-    for index, group in enumerate(optimizer.param_groups):
+    for index, group in enumerate(given):
         if group.get("differentiable"):
             raise ModelError(f"parameter group {index} has differentiable=True, which servers cannot do; leave it out")
         groups.append(

@@ -6,7 +6,7 @@ No code travels. A server imports a class only if its own configuration names it
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -77,8 +77,10 @@ def own_class(path: str) -> type[torch.optim.Optimizer]:
     return found
 
 
-def describe_own(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, HyperValue]]]:
-    """The name of a declared optimizer, and the hyper-parameters of each parameter group.
+def describe_own(
+    optimizer: torch.optim.Optimizer, param_groups: Sequence[Mapping[str, Any]]
+) -> tuple[str, list[dict[str, HyperValue]]]:
+    """The name of a declared optimizer, and the hyper-parameters of each of these parameter groups.
 
     Raises ModelError for a class that cannot be imported by its name, and for values that servers do not take.
     """
@@ -88,7 +90,7 @@ def describe_own(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, 
     arrays, numbers, counts, elementwise = vars(kind)["__paramserver__"]
     name = own_name(f"{kind.__module__}:{kind.__qualname__}", arrays, numbers, counts, not elementwise)
     keys = optimizer.defaults.keys() - _EXECUTION
-    groups = [{key: _value(key, group[key]) for key in sorted(keys)} for group in optimizer.param_groups]
+    groups = [{key: _value(key, group[key]) for key in sorted(keys)} for group in param_groups]
     validate(name, groups)
     return name, groups
 

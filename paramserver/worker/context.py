@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +24,7 @@ from paramserver.worker.data.described import describe_loader
 from paramserver.worker.engine import Engine
 from paramserver.worker.facts import Facts
 from paramserver.worker.gradients.hooks import PushHook, of_script
+from paramserver.worker.later.thawing import Thawing
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import as_numbers, check_accumulate, check_loader, check_model, check_objects
@@ -109,7 +110,7 @@ class Context(Facts):
 
     # ---- prepare
 
-    def prepare(self, *objects: Any, accumulate: int = 1) -> Any:
+    def prepare(self, *objects: Any, accumulate: int = 1, later: Sequence[Any] = ()) -> Any:
         """Replace a model, its optimizer, a DataLoader, a scheduler by ones that train on the cluster.
 
         Takes them in any order and returns them in the same order: one object as it is, several as a tuple. The model
@@ -119,6 +120,8 @@ class Context(Facts):
 
         ``accumulate``: goes with the loader. The script adds up the gradients of so many batches before each
         ``optimizer.step()``, see :attr:`step_due`. Such a group of batches is a slice: one worker computes all of it.
+        ``later``: goes with the model. The parameters (or the module) of each group that the script is going to add
+        with ``optimizer.add_param_group`` while training runs.
 
         Raises ModelError or DataError (both are ValueErrors) for what cannot be trained, UserError for other objects,
         DeadlineError if the others do not come in time.
@@ -142,7 +145,9 @@ class Context(Facts):
                 )
         self._schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizer, self._optimizer)
         if model is not None and optimizer is not None:
-            self._prepare_model(model, optimizer)
+            self._prepare_model(model, optimizer, later)
+        elif later:
+            raise errors.UserError("later belongs into the call of ctx.prepare that gets the model and its optimizer")
         return_values = [self._prepare_one(o, accumulate) for o in objects]
         if model is not None and self._loader is None:
             self._draws.first()
@@ -158,7 +163,7 @@ class Context(Facts):
         assert isinstance(thing, LRScheduler)
         return self._schedules.prepare(thing)
 
-    def _prepare_model(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def _prepare_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, later: Sequence[Any]) -> None:
         if self._binding is not None:
             raise errors.ModelError("ctx.prepare has a model already: one job trains one model")
         if isinstance(optimizer, ServerOptimizer):
@@ -167,7 +172,7 @@ class Context(Facts):
             raise errors.ModelError("the model has no parameters to train: give it at least one")
         check_model(model, optimizer)
         model.to(self.device)
-        binding = ModelBinding(model, optimizer)
+        binding = ModelBinding(model, optimizer, later)
         guard = Guard(self.engine.weights, binding)
         message = binding.message(self.settings.training.chunk_bytes)
         plan = self.engine.entry.register(message, binding.space, bring(binding), guard)
@@ -187,8 +192,9 @@ class Context(Facts):
             self._schedules,
             self._draws,
         )
-        self._loop.model_comes(steps, guard)
-        self._optimizer = ServerOptimizer(optimizer, steps.step, fetch)
+        thawing = Thawing(self.engine, self._passes, binding, self._schedules)
+        self._loop.model_comes(steps, guard, thawing)
+        self._optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
         self.engine.weights.listen(Reads(binding.parameters))
 
     def _prepare_loader(self, loader: DataLoader[Any], accumulate: int) -> SliceLoader:

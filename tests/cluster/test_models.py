@@ -267,7 +267,7 @@ def test_closure_zero_grad_and_state_dict() -> None:
         assert state["state"] == {}
         with pytest.raises(errors.ModelError, match="has 2 parameter groups, this optimizer has 1"):
             optimizer.load_state_dict({"param_groups": [{}, {}]})
-        with pytest.raises(errors.ModelError, match="cannot be added after"):
+        with pytest.raises(errors.ModelError, match="has to be named there"):
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
         before = {name: value.clone() for name, value in model.state_dict().items()}
         for _ in ctx.epochs(1):

@@ -30,14 +30,21 @@ class Backward:
         self._again = False
         # The present backward pass is not the last one: see `Context.no_sync`.
         self._held_back = False
-        for index, parameter in parameters.items():
-            if not parameter.requires_grad:  # a later gradient counts as a change by the script
-                continue
-            parameter.register_post_accumulate_grad_hook(partial(self._made, index))  # type: ignore[no-untyped-call]
+        # Parameters that are frozen cannot be watched.
+        self._unwatched = dict(parameters)
+        self._watch()
 
     def begin(self, partial: PartialSum, leaving: Leaving) -> None:
         """From now on gradients go into ``partial``, and ``leaving`` hears of each gradient."""
+        self._watch()  # some may have thawed
         self._partial, self._leaving, self._again = partial, leaving, False
+
+    def _watch(self) -> None:
+        for index, parameter in list(self._unwatched.items()):
+            if parameter.requires_grad:
+                del self._unwatched[index]
+                made = partial(self._made, index)
+                parameter.register_post_accumulate_grad_hook(made)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def held_back(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,7 @@ from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
 from paramserver.worker.flat import FlatSpace, PartialSum, put
 from paramserver.worker.gradients.backward import Backward
+from paramserver.worker.later.groups import Groups
 from paramserver.worker.weights.writes import equal_bits
 
 # Beyond this an integer buffer no longer fits the float64 in which buffers travel.
@@ -46,17 +47,20 @@ class ModelBinding:
     """Ties the tensors of one model, in the model's order, to their places in a flat space.
 
     Order: the model's parameters as ``model.parameters()`` gives them (then those that only the optimizer has), then
-    its buffers. Parameters that the optimizer does not have are frozen. Raises ModelError for what cannot be trained.
+    its buffers. Parameters that the optimizer does not have are frozen, unless they are in ``later``, the parameter
+    groups that the script adds to the optimizer afterwards. Raises ModelError for what cannot be trained.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, later: Sequence[object] = ()) -> None:
+        self.optimizer, self.script_groups = optimizer, Groups(optimizer, later)
         self.name, _ = describe(optimizer)
         self.parameters: list[nn.Parameter] = []
         self.specs: list[TensorSpec] = []
         self._buffers: list[_Buffer] = []
+        # The parameters that train now.
         self._trained: list[int] = []
         self._collect_parameters(model)
+        self._sort_out()
         self._collect_buffers(model)
         self._check()
         self._weights: FlatSpace | None = None
@@ -72,13 +76,14 @@ class ModelBinding:
     # ---- description of the model
 
     def _collect_parameters(self, model: nn.Module) -> None:
-        group_of = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        groups = self.script_groups.all()
+        group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
         names: dict[int, list[str]] = {}
         found: dict[int, nn.Parameter] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
             found[id(parameter)] = parameter
-        for i, group in enumerate(self.optimizer.param_groups):
+        for i, group in enumerate(groups):
             for j, parameter in enumerate(group["params"]):
                 if id(parameter) not in found:
                     names[id(parameter)], found[id(parameter)] = [f"optimizer.{i}.{j}"], parameter
@@ -87,11 +92,8 @@ class ModelBinding:
                 raise errors.ModelError(
                     f"parameter {names[key][0]!r} has no shape yet: run the model once before ctx.prepare"
                 )
-            index = len(self.parameters)
             group_index = group_of.get(key)
             self.parameters.append(parameter)
-            if group_index is not None:
-                self._trained.append(index)
             self.specs.append(
                 TensorSpec(
                     name=names[key][0],
@@ -178,8 +180,24 @@ class ModelBinding:
 
     def hypers(self) -> list[Hypers]:
         """The hyper-parameters as plain values; raises ModelError for values that servers do not take."""
-        _, groups = describe(self.optimizer)
-        return list(groups)
+        return self.script_groups.hypers()
+
+    def add_group(self, group: dict[str, object], epoch: int) -> None:
+        """The script adds a later group in this epoch: its parameters train from now on. Raises ModelError."""
+        self.script_groups.add(group, epoch)
+        self._sort_out()
+
+    def back_to(self, epoch: int) -> None:
+        """The script begins this epoch: groups that it added in this or a later epoch wait again."""
+        if self.script_groups.back_to(epoch):
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        waits = self.script_groups.waits
+        self._trained[:] = [
+            index for index, spec in enumerate(self.specs) if spec.kind is Kind.PARAMETER and not waits(spec.group)
+        ]
+        vars(self).pop("backward", None)  # another one watches these parameters
 
     # ---- weights
 

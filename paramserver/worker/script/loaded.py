@@ -16,7 +16,6 @@ from paramserver.core.layout.plan import Kind
 from paramserver.core.work.passes import Passes
 from paramserver.tensors.dtypes import buffer_of, in_model_type
 from paramserver.tensors.finite import is_finite
-from paramserver.tensors.optimizers import describe
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import FlatSpace
@@ -147,9 +146,9 @@ def take_state(binding: ModelBinding, given: Mapping[str, Any], fixed: bool) -> 
         torch.optim.Optimizer.load_state_dict(shadow, dict(given))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise errors.ModelError(f"ctx.load cannot take this optimizer state: {error}") from error
-    name, groups = describe(shadow)
+    name, groups = binding.name, binding.script_groups.hypers(shadow.param_groups)
     present = binding.hypers()
-    validate_change(name, present, list(groups))
+    validate_change(name, present, groups)
     for one, other in zip(present, groups, strict=True) if fixed else ():
         for key in (key for key in sorted(one) if one[key] != other[key]):
             raise errors.ModelError(

@@ -31,9 +31,10 @@ class ServerOptimizer(torch.optim.Optimizer):
         wrapped: torch.optim.Optimizer,
         contribute: Callable[[float, bool], None],
         fetch: Callable[[], dict[torch.Tensor, dict[str, torch.Tensor]]],
+        add_group: Callable[[dict[str, Any]], None],
     ) -> None:
         self.wrapped = wrapped
-        self._contribute, self._fetch = contribute, fetch
+        self._contribute, self._fetch, self._add_group = contribute, fetch, add_group
         super().__init__([{"params": list(group["params"])} for group in wrapped.param_groups], {})
         self.param_groups = wrapped.param_groups
         self.defaults = wrapped.defaults
@@ -115,20 +116,19 @@ class ServerOptimizer(torch.optim.Optimizer):
             after(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only before ``ctx.prepare``: the servers have laid the parameters out. Raises ModelError afterwards.
+        """Train more parameters from now on: those of a group that ``ctx.prepare`` was told of with ``later``.
 
-        Parameters that are to thaw later belong into the optimizer from the beginning, with ``requires_grad_(False)``.
+        They have no optimizer state before, as in plain torch. Call it in all workers, at the beginning of the same
+        epoch. Raises ModelError for other parameters, and where a scheduler was prepared.
 
         >>> optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
         Traceback (most recent call last):
-        paramserver.errors.ModelError: parameter groups cannot be added after ctx.prepare: ...
+        paramserver.errors.ModelError: servers lay out the parameters once, so a group ...
         """
         if hasattr(self, "wrapped") and self.param_groups is self.wrapped.param_groups:
-            raise errors.ModelError(
-                "parameter groups cannot be added after ctx.prepare: add them before, and freeze what is to train "
-                "later with requires_grad_(False)"
-            )
-        super().add_param_group(param_group)
+            self._add_group(param_group)
+        else:
+            super().add_param_group(param_group)
 
 
 # torch's ordered dictionaries of hooks; a hook's handle holds on to the dictionary, so it is shared.

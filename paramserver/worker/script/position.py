@@ -11,6 +11,7 @@ from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
 from paramserver.worker.engine import Engine
 from paramserver.worker.job.phases import COMPUTE, DATA
+from paramserver.worker.later.thawing import Thawing
 from paramserver.worker.pace import Item
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.schedule import Schedules
@@ -26,11 +27,12 @@ class Position:
         self._engine, self._passes, self._schedules = engine, passes, schedules
         self._steps: Steps | None = None
         self._guard: Guard | None = None
+        self._thawing: Thawing | None = None
         self._left = False
 
-    def model_comes(self, steps: Steps, guard: Guard) -> None:
+    def model_comes(self, steps: Steps, guard: Guard, thawing: Thawing) -> None:
         """The model is prepared."""
-        self._steps, self._guard = steps, guard
+        self._steps, self._guard, self._thawing = steps, guard, thawing
 
     # ---- epochs
 
@@ -44,6 +46,8 @@ class Position:
             while epoch < count:
                 progress.in_epoch(epoch)
                 self._passes.plan(epoch, last=epoch == count - 1)
+                if self._thawing is not None:
+                    self._thawing.begin_epoch(epoch)
                 self._schedules.begin_epoch(epoch)
                 yield epoch
                 epoch = rollback.next_epoch(epoch)
@@ -97,6 +101,8 @@ class Position:
                 if item is None:  # slices of this pass are undone
                     continue
             back = passes.gives(None if item is None else item.epoch)
+            if self._thawing is not None:
+                self._thawing.check()
             if item is None:  # a schedule is where the epoch's last update has brought it
                 self._schedules.align()
                 return None

@@ -159,6 +159,8 @@ def in_torch_format(
     for index, parameter in enumerate(binding.parameters):
         spec = binding.specs[index]
         states = flat.get(index, {})
+        if binding.script_groups.waits(spec.group):
+            continue
         if binding.name == "adagrad" and spec.kind is Kind.PARAMETER and not states:  # torch has it from the start
             placement = layout.placements[index]
             master = torch_dtype(layout.segments[placement.segment].dtype)

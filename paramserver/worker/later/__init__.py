@@ -1,0 +1,1 @@
+"""Parameter groups that a script adds to its optimizer while training runs."""
