@@ -102,7 +102,7 @@ def test_after_going_back_before_a_group_was_added(tmp_path: Path) -> None:
             reached.set()
             wait(go, "the word to go on", 60.0)
 
-    with Rig(tmp_path, 3, training__slices_per_step=SLICES, **{"training__chunk_bytes": 256}) as rig:
+    with Rig(tmp_path, 3, training__slices_per_step=SLICES) as rig:
         rig.begin(Growing(each=stop))
         wait(reached, "step 5", 60.0)
         rig.kill_now("server-1")
