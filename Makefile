@@ -14,6 +14,7 @@
 # make test-faults  the crash matrix, 200 random faults, 100 kills; writes docs/reliability.md (an hour or more)
 # make test-low  unit and contract tests with the lowest versions of grpcio, protobuf, redis and torch (for contributors)
 # make test-trackers  what the real packages of trackers take (for contributors; installs them)
+# make test-frameworks  accelerate, Transformers and Lightning on our process group (for contributors; installs them)
 # make test-monitoring  the alert rules, by Prometheus' own tool (needs promtool, of Debian's package prometheus)
 # make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
 # make screenshots  pictures of the page of three real runs, in build/screenshots; one goes into README.md (needs chromium)
@@ -38,7 +39,7 @@ LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0 torch==$(LOWEST_TORCH)
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo docs test test-long test-behaviour test-soak test-scale test-faults test-low test-trackers test-monitoring test-gpu screenshots check format proto proto-check clean clean-all \
+.PHONY: help demo docs test test-long test-behaviour test-soak test-scale test-faults test-low test-trackers test-frameworks test-monitoring test-gpu screenshots check format proto proto-check clean clean-all \
 	docker-image docker-wheels docker-base test-compose test-machines
 
 help:
@@ -115,6 +116,15 @@ test-trackers: .trackers-venv/.stamp
 	.trackers-venv/bin/python -m pip install --quiet --disable-pip-version-check '.[local,demo,dev,trackers]'
 	touch $@
 
+test-frameworks: .frameworks-venv/.stamp
+	OMP_NUM_THREADS=1 .frameworks-venv/bin/python -m pytest -q tests/frameworks
+
+.frameworks-venv/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .frameworks-venv
+	.frameworks-venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[local,demo,dev,huggingface,lightning]'
+	touch $@
+
 test-monitoring: .venv/.stamp
 	@command -v promtool > /dev/null || { echo 'there is no promtool: install Prometheus (on Debian the package prometheus)'; exit 1; }
 	$(BIN)/python -m pytest -q tests/monitoring
@@ -176,4 +186,4 @@ clean:
 	find paramserver tests workers -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean
-	rm -rf .venv .proto-venv .low-venv .trackers-venv
+	rm -rf .venv .proto-venv .low-venv .trackers-venv .frameworks-venv

@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": LOWER | EDGES | WIRE | {"config", "checkpoint", "compress", "kernels"},
     "worker": LOWER | EDGES | WIRE | {"config", "checkpoint", "compress"},
     "distributed": LOWER | EDGES | WIRE | {"config", "pki", "worker"},
+    "frameworks": {"distributed", "errors"},
     "testing": LOWER | EDGES | {"processes", "v1"},
     "pki": LOWER | {"config", "transport"},
     "machine": LOWER | {"config", "pki", "processes", "testing", "transport", "v1"},

@@ -1,0 +1,1 @@
+"""Frameworks on the backend "paramserver" of torch.distributed, a module for each; see docs/frameworks.md."""
