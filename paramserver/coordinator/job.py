@@ -44,6 +44,7 @@ from paramserver.coordinator.watching.stuck import Stuck
 from paramserver.coordinator.watching.tracing import Tracing
 from paramserver.coordinator.watching.watch import Watch
 from paramserver.coordinator.work.agreeing import Agreeing
+from paramserver.coordinator.work.evaluating import Evaluating
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.coordinator.work.replication import Replication
@@ -148,6 +149,7 @@ class Job:
         self.ending = Ending(self)
         self.loads = Loads(self)
         self.agreeing = Agreeing(self)
+        self.evaluating = Evaluating(self)
 
     def _first_ident(self) -> int:
         """The first member number of this term. The store may not know which numbers an earlier term has used."""

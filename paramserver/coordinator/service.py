@@ -30,6 +30,7 @@ class CoordinatorService:
         self.register_model, self.register_data = shown(training.register_model), shown(training.register_data)
         self.initialize_done, self.lease = shown(training.initialize_done), shown(training.lease)
         self.begin, self.load, self.agree = shown(training.begin), shown(training.load), training.agree
+        self.evaluate = training.evaluate
         self.finish, self.snapshot = shown(training.finish), shown(training.snapshot)
         # Operators.
         self.status, self.settings, self.probe = operators.status, operators.settings, operators.probe

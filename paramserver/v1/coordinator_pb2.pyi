@@ -896,6 +896,50 @@ class AgreeResponse(_message.Message):
     agreed: _containers.RepeatedCompositeFieldContainer[Agreed]
     def __init__(self, agreed: _Optional[_Iterable[_Union[Agreed, _Mapping]]] = ...) -> None: ...
 
+class EvaluatedBatch(_message.Message):
+    __slots__ = ("index", "value")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    value: bytes
+    def __init__(self, index: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class EvaluateRequest(_message.Message):
+    __slots__ = ("member", "timeline", "epoch", "count", "slices", "done", "wants", "wait_s", "first", "leaves")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WANTS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    timeline: int
+    epoch: int
+    count: int
+    slices: int
+    done: _containers.RepeatedCompositeFieldContainer[EvaluatedBatch]
+    wants: bool
+    wait_s: float
+    first: int
+    leaves: bool
+    def __init__(self, member: _Optional[int] = ..., timeline: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., slices: _Optional[int] = ..., done: _Optional[_Iterable[_Union[EvaluatedBatch, _Mapping]]] = ..., wants: bool = ..., wait_s: _Optional[float] = ..., first: _Optional[int] = ..., leaves: bool = ...) -> None: ...
+
+class EvaluateResponse(_message.Message):
+    __slots__ = ("slices", "complete", "results", "waiting_for")
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    slices: _containers.RepeatedScalarFieldContainer[int]
+    complete: bool
+    results: _containers.RepeatedCompositeFieldContainer[EvaluatedBatch]
+    waiting_for: str
+    def __init__(self, slices: _Optional[_Iterable[int]] = ..., complete: bool = ..., results: _Optional[_Iterable[_Union[EvaluatedBatch, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
 class LoadRequest(_message.Message):
     __slots__ = ("member", "timeline", "place")
     MEMBER_FIELD_NUMBER: _ClassVar[int]

@@ -120,6 +120,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.AgreeRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.AgreeResponse.FromString,
                 _registered_method=True)
+        self.Evaluate = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Evaluate',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.EvaluateRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.EvaluateResponse.FromString,
+                _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/paramserver.v1.CoordinatorService/Scale',
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
@@ -263,6 +268,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluate(self, request, context):
+        """ctx.evaluate: hands in results of batches, leases batches, or reads the results of all. May be parked for a while.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scale(self, request, context):
         """Have another number of workers from now on.
         """
@@ -385,6 +397,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Agree,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.AgreeRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.AgreeResponse.SerializeToString,
+            ),
+            'Evaluate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evaluate,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.EvaluateRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.EvaluateResponse.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -872,6 +889,33 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Agree',
             paramserver_dot_v1_dot_coordinator__pb2.AgreeRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.AgreeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Evaluate',
+            paramserver_dot_v1_dot_coordinator__pb2.EvaluateRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.EvaluateResponse.FromString,
             options,
             channel_credentials,
             insecure,

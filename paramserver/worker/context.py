@@ -22,7 +22,6 @@ from paramserver.core.work.passes import Passes
 from paramserver.worker.chosen import wire_of
 from paramserver.worker.data.described import describe_loader
 from paramserver.worker.engine import Engine
-from paramserver.worker.facts import Facts
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.later.thawing import Thawing
 from paramserver.worker.script.binding import ModelBinding
@@ -36,12 +35,13 @@ from paramserver.worker.script.position import Position
 from paramserver.worker.script.schedule import Schedules
 from paramserver.worker.script.state import bring, in_torch_format
 from paramserver.worker.script.steps import Steps
+from paramserver.worker.together import Together
 from paramserver.worker.weights.reads import Reads
 
 log = structlog.get_logger("paramserver.worker")
 
 
-class Context(Facts):
+class Context(Together):
     """One worker of a job, or the whole job if the script runs alone.
 
     :func:`paramserver.init` makes it. The same loop runs in both cases: :meth:`prepare` replaces the objects of the
@@ -58,10 +58,10 @@ class Context(Facts):
     """
 
     def __init__(self, settings: Settings, engine: Engine, on_close: Callable[[Context], None]) -> None:
-        super().__init__(settings, engine)
+        self._passes = Passes()
+        super().__init__(settings, engine, self._passes)
         engine.configure(wire_of(settings), pull_cast(settings.training.pull_precision))
         self._on_close = on_close
-        self._passes = Passes()
         self._schedules = Schedules(engine, self._position, self._passes)
         self._draws = Draws(engine, settings.training.seed)
         self._loop = Position(engine, self._passes, self._schedules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def objects(kind: str) -> dict[str, Any]:
     model = nn.Linear(4, 1)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     loader: Any = DataLoader(TensorDataset(torch.ones(32, 4), torch.ones(32, 1)), 8)
-    found: dict[str, Any] = {"ps": ps, "np": np, "torch": torch, "F": F}
+    found: dict[str, Any] = {"ps": ps, "np": np, "torch": torch, "F": F, "time": time, "test_loader": loader}
     if kind == "Client":
         return found | {"client": ps.Client()}
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "at.pt")

@@ -343,6 +343,7 @@ class Sessions:
             self._job.restarting.discard(member.ident)
         if member.role is Role.WORKER:
             self._job.leasing.give_back(member.ident)
+            self._job.evaluating.give_back(member.ident)
             self._job.stalls.gone(member.ident)
             self._job.blame.gone(member)
             await self._job.poison.gone(member, lost or self._job.reports.script_failed(member))

@@ -84,6 +84,11 @@ class Training:
         check_member(self._job, request.member)
         return await self._job.agreeing.agree(request)
 
+    async def evaluate(self, request: coordinator_pb2.EvaluateRequest) -> coordinator_pb2.EvaluateResponse:
+        """A worker takes part in ctx.evaluate; see `coordinator.work.evaluating`. The call may be parked."""
+        check_member(self._job, request.member)
+        return await self._job.evaluating.evaluate(request)
+
     async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
         """A worker is through: return when its last version is a checkpoint, or when there is more to do."""
         check_member(self._job, request.member)

@@ -9,6 +9,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.coordinator import ports
+from paramserver.coordinator.work.evaluating import Evaluating
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Phase
@@ -22,6 +23,7 @@ log = structlog.get_logger("paramserver.coordinator")
 
 class _Job(ports.Stage, ports.Commands, Protocol):
     leasing: Leasing
+    evaluating: Evaluating
     schedule: Schedule
 
 
@@ -72,6 +74,7 @@ class Stalls:
         limit_s = round(self._progress.limit_s, 1)
         log.warning("a worker lives but gets nowhere; its slices go to others", worker=member.name, for_s=limit_s)
         self._job.leasing.give_back(ident)
+        self._job.evaluating.give_back(ident)
         if self._job.consistency.mode is not Mode.ASYNC:
             return
         # Its clock must hold no worker back. With its next pull its clock counts again.

@@ -8,7 +8,7 @@ In ``ctx.epochs`` the epoch is told, and has one pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paramserver import errors
 
@@ -33,20 +33,21 @@ class Passes:
     in_loop: bool = False
     # The job went back, and the present pass of a plain loop does earlier epochs again.
     again: bool = False
-    # The epoch in which ``ctx.load`` was called last, and how often in that epoch.
-    loads: tuple[int, int] = (-1, 0)
+    # By call (``ctx.load``, ``ctx.evaluate``), the epoch in which the script called it last, and how often there.
+    calls: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def plan(self, epoch: int, last: bool) -> None:
         """An epoch of ``ctx.epochs`` begins."""
         self.epoch, self.last = epoch, last
         self.planned, self.ended, self.stepped = True, False, False
         self.through = 0
-        self.loads = (epoch, 0)
+        self.calls.clear()
 
-    def load(self) -> tuple[int, int]:
-        """``ctx.load`` is called; returns the epoch, and how often it was called in that epoch before."""
-        count = self.loads[1] if self.loads[0] == self.epoch else 0
-        self.loads = (self.epoch, count + 1)
+    def call(self, what: str) -> tuple[int, int]:
+        """The script calls ``what``; returns the epoch, and how often it was called in that epoch before."""
+        epoch, count = self.calls.get(what, (self.epoch, 0))
+        count = count if epoch == self.epoch else 0
+        self.calls[what] = (self.epoch, count + 1)
         return self.epoch, count
 
     def leave(self) -> None:

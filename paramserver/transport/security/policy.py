@@ -33,6 +33,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Begin": frozenset({WORKER}),
     "Coordinator.Load": frozenset({WORKER}),
     "Coordinator.Agree": frozenset({WORKER}),
+    "Coordinator.Evaluate": frozenset({WORKER}),
     "Coordinator.Snapshot": frozenset({WORKER, ADMIN}),
     "Coordinator.Scale": frozenset({ADMIN}),
     "Coordinator.Checkpoint": frozenset({ADMIN}),

@@ -17,6 +17,7 @@ from paramserver.v1 import coordinator_pb2
 from paramserver.worker.background import Background
 from paramserver.worker.engine.agreeing import Agreeing
 from paramserver.worker.engine.entry import Entry
+from paramserver.worker.engine.evaluating import Evaluating
 from paramserver.worker.engine.loading import Loading
 from paramserver.worker.engine.loop import Loop
 from paramserver.worker.engine.reading import Reading
@@ -74,6 +75,7 @@ class Engine:
         self.rollback = Rollback(member, modes, shards, slices, weights, sender, self.entry, paces)
         self.reading = Reading(member, modes, shards, weights, self.rollback)
         self.agreeing = Agreeing(member)
+        self.evaluating = Evaluating(member, shards)
         self.loading = Loading(member, shards, progress, weights, paces, self.rollback)
         self.loop = Loop(member, modes, shards, slices, progress, weights, sender, paces, self.rollback)
 

@@ -42,7 +42,7 @@ def load(
     state, groups = (None, []) if optimizer is None else take_state(binding, optimizer, fixed)
     space = None if weights is None else engine.reading.weights_now()
     put = "" if weights is None or space is None else put_weights(binding, model, weights, space)
-    epoch, count = passes.load()
+    epoch, count = passes.call("load")
     place = coordinator_pb2.LoadPlace(epoch=epoch + 1, count=count + 1, digest=digest_of(put, state, groups))
     if not engine.loading.load(place, space, state):
         if passes.planned and engine.rollback.open_epoch() < passes.epoch:

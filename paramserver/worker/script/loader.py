@@ -66,6 +66,35 @@ class _Requests:
                 yield request
 
 
+def inner_loader(
+    loader: DataLoader[Any],
+    requests: Any,
+    processes: int,
+    persistent: bool,
+    generator: torch.Generator | None,
+    single: bool,
+) -> DataLoader[Any]:
+    """A loader with the options of the script's, which loads what ``requests`` ask for. ``single``: see `Sampling`."""
+    options: dict[str, Any] = {}
+    if processes:
+        options = {
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": persistent,
+            "multiprocessing_context": loader.multiprocessing_context,
+        }
+    return DataLoader(
+        SliceDataset(loader.dataset),
+        batch_sampler=requests,
+        num_workers=processes,
+        collate_fn=Single(loader.collate_fn) if single else loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        generator=generator,
+        **options,
+    )
+
+
 class _Unplanned:
     """Loads batches of unplanned slices, one at a time, so that batches that were loaded ahead are kept."""
 
@@ -161,25 +190,7 @@ class SliceLoader:
     def _make(
         self, requests: Any, processes: int, persistent: bool, generator: torch.Generator | None
     ) -> DataLoader[Any]:
-        """A loader with the options of the script's, which loads what ``requests`` ask for."""
-        loader, options = self.loader, {}
-        if processes:
-            options = {
-                "prefetch_factor": loader.prefetch_factor,
-                "persistent_workers": persistent,
-                "multiprocessing_context": loader.multiprocessing_context,
-            }
-        return DataLoader(
-            SliceDataset(loader.dataset),
-            batch_sampler=requests,
-            num_workers=processes,
-            collate_fn=Single(loader.collate_fn) if self._single else loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            generator=generator,
-            **options,
-        )
+        return inner_loader(self.loader, requests, processes, persistent, generator, self._single)
 
     def __len__(self) -> int:
         return self._length()

@@ -1,0 +1,110 @@
+"""What the workers of a script do together beside training: evaluate, gather results, agree on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from paramserver import errors
+from paramserver.config import Settings
+from paramserver.core.work.passes import Passes
+from paramserver.worker.engine import Engine
+from paramserver.worker.engine.evaluating import Dealt
+from paramserver.worker.facts import Facts
+from paramserver.worker.script.evaluation import Evaluations
+from paramserver.worker.script.given import as_numbers
+from paramserver.worker.script.loader import SliceLoader
+
+
+class Together(Facts):
+    """A part of a script's :class:`Context`."""
+
+    def __init__(self, settings: Settings, engine: Engine, passes: Passes) -> None:
+        super().__init__(settings, engine)
+        self._places = passes
+        self._evaluations = Evaluations(settings.training.seed, self.device, self._begin_evaluation)
+
+    def evaluate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Batches of a loader that is not trained on, shared out to all workers: each is evaluated by one of them.
+
+        All workers call it at the same place of the script, outside of the loop over the prepared loader. The result of
+        each batch is given with :meth:`gather`. The loop ends when all batches have been evaluated; a worker that
+        comes last may get none. If a worker dies, others evaluate its batches. Each batch counts once. After the loop
+        :attr:`gathered` has the results of all batches. Tensors of batches are on :attr:`device`.
+
+        ``loader``: a DataLoader that was not prepared, with any sampler. Raises UserError inside the loop over the
+        prepared loader or over another evaluation, DataError for data that cannot be cut into slices, and where
+        workers have other numbers of batches.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> for epoch in ctx.epochs(1):
+        ...     for x, y in loader:
+        ...         F.mse_loss(model(x), y).backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...     with torch.no_grad():
+        ...         for x, y in ctx.evaluate(test_loader):
+        ...             ctx.gather({"loss": F.mse_loss(model(x), y, reduction="sum"), "samples": len(x)})
+        ...     samples = sum(one["samples"] for one in ctx.gathered)
+        >>> samples
+        32
+        """
+        if isinstance(loader, SliceLoader) or not isinstance(loader, DataLoader):
+            raise errors.UserError("ctx.evaluate takes a DataLoader that was not prepared")
+        return self._evaluations.evaluate(loader)
+
+    def gather(self, value: Any) -> None:
+        """The result of the batch at hand, in a loop over :meth:`evaluate`; once for each batch.
+
+        ``value``: a number, a text, a tensor or an array, or a list, tuple or dict (with texts as keys) of these, of
+        up to 1 MiB. Raises UserError for anything else, and outside of such a loop.
+
+        >>> for x, y in ctx.evaluate(test_loader):
+        ...     ctx.gather(float(y.sum()))
+        >>> len(ctx.gathered)
+        4
+        """
+        self._evaluations.gather(value)
+
+    @property
+    def gathered(self) -> list[Any]:
+        """After a loop over :meth:`evaluate`: what was gathered, by batch in the loader's order, in all workers alike.
+
+        None for a batch without :meth:`gather`. Tensors are on the CPU. Raises UserError before the end of the loop.
+
+        >>> for x, y in ctx.evaluate(test_loader):
+        ...     ctx.gather(len(x))
+        >>> ctx.gathered
+        [8, 8, 8, 8]
+        """
+        if self._evaluations.gathered is None:
+            raise errors.UserError(
+                "ctx.gathered belongs after a loop over ctx.evaluate(loader) that has come to its end"
+            )
+        return self._evaluations.gathered
+
+    def _begin_evaluation(self, batches: int) -> tuple[Dealt, int, int]:
+        if self._places.in_loop:
+            raise errors.UserError(
+                "ctx.evaluate belongs outside of the loop over the prepared loader, where all workers have the same "
+                "weights: call it after that loop"
+            )
+        epoch, count = self._places.call("evaluate")
+        return self.engine.evaluating.begin(epoch, count, batches), epoch, count
+
+    def agree(self, value: float, name: str = "value") -> float:
+        """A number on which all workers agree: the one of the worker that comes here first.
+
+        For decisions by what each worker measures for itself, such as the time: all workers call it at the same place
+        of the script. It is also the number of workers that come here later, or once more after the job went back.
+        ``name``: of up to 100 characters, if there are several. Raises UserError for what is no number.
+
+        >>> stop = ctx.agree(time.monotonic() > 1e12, "stop")
+        >>> bool(stop)
+        False
+        """
+        number = as_numbers({name: value}, {})[name]
+        epoch, count = self._places.call(f"agree {name}")
+        return self.engine.agreeing.agree(f"script {name[:100]}", (epoch + 1, count + 1), number)
