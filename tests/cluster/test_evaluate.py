@@ -144,7 +144,7 @@ def test_a_worker_that_leaves_the_loop_gives_its_batches_to_others() -> None:
         model: Any = network()
         model, _ = ctx.prepare(model, sgd(model.parameters()))
         test: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH)
-        evaluation = ctx.evaluate(test)
+        evaluation: Any = ctx.evaluate(test)
         if ctx.rank == 0:
             next(evaluation)
             evaluation.close()
@@ -212,7 +212,7 @@ def test_refused() -> None:
             with pytest.raises(errors.UserError, match="outside of the loop over the prepared loader"):
                 next(ctx.evaluate(test))
             break
-        evaluation = ctx.evaluate(test)
+        evaluation: Any = ctx.evaluate(test)
         next(evaluation)
         ctx.gather(1)
         with pytest.raises(errors.UserError, match="twice for a batch"):

@@ -15,7 +15,7 @@ from paramserver.worker.data.values import MOST_BYTES, decode, encode
 
 
 def test_each_batch_is_leased_once_and_parts_become_smaller() -> None:
-    found, parts = Evaluation(100), []
+    found, parts = Evaluation(100), list[list[int]]()
     while part := found.lease(len(parts) % 2 + 1, 2):
         parts.append(part)
     assert [index for part in parts for index in part] == list(range(100))
