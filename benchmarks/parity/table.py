@@ -1,0 +1,17 @@
+"""All rows of docs/parity.md by subject.
+
+To add a row: write a function of a side in a file of this package, and its `Row` in the list there.
+"""
+
+from __future__ import annotations
+
+from benchmarks.parity import loops, schedules, state
+from benchmarks.parity.rows import Row
+
+SUBJECTS: dict[str, list[Row]] = {
+    "Training loops": loops.ROWS,
+    "Optimizers": schedules.OF_OPTIMIZERS,
+    "Learning rates": schedules.OF_SCHEDULERS,
+    "State": state.ROWS,
+}
+ROWS = [row for rows in SUBJECTS.values() for row in rows]
