@@ -20,7 +20,8 @@ from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.work.passes import Passes
 from paramserver.worker.chosen import wire_of
-from paramserver.worker.data.described import describe_loader
+from paramserver.worker.data.described import describe_loader, is_stream
+from paramserver.worker.data.streams import Stream
 from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.later.thawing import Thawing
@@ -29,7 +30,7 @@ from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import as_numbers, check_accumulate, check_loader, check_model, check_objects
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loaded import load, parts_of, read_weights
-from paramserver.worker.script.loader import SliceLoader
+from paramserver.worker.script.loader import SliceLoader, StreamLoader
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.script.position import Position
 from paramserver.worker.script.schedule import Schedules
@@ -110,7 +111,14 @@ class Context(Together):
 
     # ---- prepare
 
-    def prepare(self, *objects: Any, accumulate: int = 1, later: Sequence[Any] = ()) -> Any:
+    def prepare(
+        self,
+        *objects: Any,
+        accumulate: int = 1,
+        later: Sequence[Any] = (),
+        batches: int = 0,
+        own_streams: bool = False,
+    ) -> Any:
         """Replace a model, its optimizer, a DataLoader, a scheduler by ones that train on the cluster.
 
         Takes them in any order and returns them in the same order: one object as it is, several as a tuple. The model
@@ -122,6 +130,8 @@ class Context(Together):
         ``optimizer.step()``, see :attr:`step_due`. Such a group of batches is a slice: one worker computes all of it.
         ``later``: goes with the model. The parameters (or the module) of each group that the script is going to add
         with ``optimizer.add_param_group`` while training runs.
+        ``batches``, ``own_streams``: go with a loader over an ``IterableDataset``. The largest number of batches in an
+        epoch, if the data has no length; whether each worker reads samples of its own, see docs/training.md.
 
         Raises ModelError or DataError (both are ValueErrors) for what cannot be trained, UserError for other objects,
         DeadlineError if the others do not come in time.
@@ -148,18 +158,18 @@ class Context(Together):
             self._prepare_model(model, optimizer, later)
         elif later:
             raise errors.UserError("later belongs into the call of ctx.prepare that gets the model and its optimizer")
-        return_values = [self._prepare_one(o, accumulate) for o in objects]
+        return_values = [self._prepare_one(o, accumulate, batches, own_streams) for o in objects]
         if model is not None and self._loader is None:
             self._draws.first()
         return return_values[0] if len(return_values) == 1 else tuple(return_values)
 
-    def _prepare_one(self, thing: Any, accumulate: int) -> Any:
+    def _prepare_one(self, thing: Any, accumulate: int, batches: int, own_streams: bool) -> Any:
         if isinstance(thing, nn.Module):
             return thing
         if isinstance(thing, torch.optim.Optimizer):
             return self._optimizer
         if isinstance(thing, DataLoader):
-            return self._prepare_loader(thing, accumulate)
+            return self._prepare_loader(thing, accumulate, batches, own_streams)
         assert isinstance(thing, LRScheduler)
         return self._schedules.prepare(thing)
 
@@ -197,11 +207,12 @@ class Context(Together):
         self._optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
         self.engine.weights.listen(Reads(binding.parameters))
 
-    def _prepare_loader(self, loader: DataLoader[Any], accumulate: int) -> SliceLoader:
+    def _prepare_loader(self, loader: DataLoader[Any], accumulate: int, batches: int, own_streams: bool) -> SliceLoader:
         if self._loader is not None:
             raise errors.DataError("ctx.prepare has a training loader already; use others as they are")
-        check_loader(loader)
-        data = describe_loader(loader, accumulate, self.engine.member.session.view.slices_per_step)
+        check_loader(loader, own_streams)
+        slices = self.engine.member.session.view.slices_per_step
+        data = describe_loader(loader, accumulate, slices, batches)
         self._draws.loader_comes()
         if data.samples < data.batch_size:
             log.warning(
@@ -218,7 +229,11 @@ class Context(Together):
             return self.engine.agreeing.agree("order of samples", (epoch + 1, 1), digest)
 
         seed = self.settings.training.seed
-        self._loader = SliceLoader(loader, data, seed, self.device, self._loop, length, agree)
+        if is_stream(loader):
+            stream = Stream(loader, seed, agree, 2 * slices * accumulate, own_streams, self.rank)
+            self._loader = StreamLoader(loader, data, seed, self.device, self._loop, length, stream)
+        else:
+            self._loader = SliceLoader(loader, data, seed, self.device, self._loop, length, agree)
         return self._loader
 
     # ---- the loop

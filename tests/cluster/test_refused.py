@@ -204,7 +204,7 @@ class Stream(IterableDataset[Tensor]):
 def loaders() -> dict[str, tuple[DataLoader[Any], str]]:
     numbers: Any = list(range(10))
     return {
-        "iterable": (DataLoader(Stream()), "an IterableDataset has no numbered samples"),
+        "iterable": (DataLoader(Stream()), "the IterableDataset has no length"),
         "an __iter__ of its own": (OfItsOwn(numbers), "OfItsOwn has an __iter__ of its own, which would not be called"),
         "empty": (DataLoader(TensorDataset(torch.zeros(0)), batch_size=4), "the data set is empty"),
         "drop_last": (

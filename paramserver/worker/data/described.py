@@ -48,16 +48,17 @@ def sampling_of(loader: DataLoader[Any]) -> Sampling:
     return Sampling(own, 1, whole=True)
 
 
-def describe_loader(loader: DataLoader[Any], accumulate: int = 1, slices_per_step: int = 0) -> DataSpec:
+def describe_loader(
+    loader: DataLoader[Any], accumulate: int = 1, slices_per_step: int = 0, batches: int = 0
+) -> DataSpec:
     """The loader's data as slices of ``accumulate`` batches. Raises DataError for data that cannot be cut into slices.
 
-    ``slices_per_step``: of the job.
+    ``slices_per_step``: of the job. ``batches``: of an IterableDataset, the most in an epoch; 0: the loader knows.
     """
-    if isinstance(loader.dataset, IterableDataset):
-        raise errors.DataError(
-            "an IterableDataset has no numbered samples to cut into slices: "
-            "use a map-style data set (__getitem__, __len__)"
-        )
+    if is_stream(loader):
+        return _describe_stream(loader, accumulate, slices_per_step, batches)
+    if batches:
+        raise errors.DataError("batches is for an IterableDataset: a map-style data set says itself how many it has")
     found = sampling_of(loader)
     shuffle = shuffled(found.sampler, loader.dataset)
     samples = _length(loader.dataset if shuffle is not None else found.sampler, shuffle is None)
@@ -66,6 +67,30 @@ def describe_loader(loader: DataLoader[Any], accumulate: int = 1, slices_per_ste
     try:
         size, step = found.batch_size * accumulate, slices_per_step if accumulate > 1 else 0
         return DataSpec(samples, size, found.drop_last, bool(shuffle), accumulate, step, shuffle is None)
+    except ValueError as error:
+        raise errors.DataError(str(error)) from error
+
+
+def is_stream(loader: DataLoader[Any]) -> bool:
+    """Whether the data can only be read in order."""
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def _describe_stream(loader: DataLoader[Any], accumulate: int, slices_per_step: int, batches: int) -> DataSpec:
+    """The stretches of a stream: entries are its batches."""
+    if not batches:
+        try:
+            batches = len(loader)
+        except (TypeError, NotImplementedError) as error:
+            raise errors.DataError(
+                "the IterableDataset has no length: say how many batches an epoch has at most with "
+                "ctx.prepare(model, optimizer, loader, batches=1000), or give it __len__"
+            ) from error
+    if not batches:
+        raise errors.DataError("the IterableDataset has no batches: give it at least one sample")
+    try:
+        step = slices_per_step if accumulate > 1 else 0
+        return DataSpec(batches, accumulate, False, False, accumulate, step, True)
     except ValueError as error:
         raise errors.DataError(str(error)) from error
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.core.work.slices import slice_seed
-from paramserver.worker.data.described import describe_loader, sampling_of
+from paramserver.worker.data.described import describe_loader, is_stream, sampling_of
 from paramserver.worker.data.order import order_of
 from paramserver.worker.data.seeding import restore, seed_everything, states
 from paramserver.worker.data.values import decode, encode
@@ -34,6 +34,10 @@ class Evaluations:
         """This worker's batches; ends when all batches of all workers have results, which are then in ``gathered``."""
         if self._present is not None:
             raise errors.UserError("the script is in a loop over ctx.evaluate already: evaluate one loader at a time")
+        if is_stream(loader):
+            raise errors.DataError(
+                "ctx.evaluate takes no IterableDataset, whose batches cannot be shared out: read it into a list"
+            )
         self.gathered = None
         data = describe_loader(loader)
         dealt, epoch, count = self._begin(data.slices_per_epoch)

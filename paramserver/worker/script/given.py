@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paramserver import errors
+from paramserver.worker.data.described import is_stream
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -58,15 +59,28 @@ def check_scheduler(scheduler: LRScheduler, *optimizers: torch.optim.Optimizer |
         )
 
 
-def check_loader(loader: DataLoader[Any]) -> None:
-    """Raises DataError for a DataLoader that gives batches in a way of its own."""
-    if type(loader).__iter__ is not DataLoader.__iter__:
+def check_loader(loader: DataLoader[Any], own_streams: bool = False) -> None:
+    """Raises DataError for a DataLoader that gives batches in a way of its own.
+
+    The ``__iter__`` of a loader that has a state (torchdata's StatefulDataLoader) gives what torch's gives. The job
+    keeps its position.
+    """
+    stateful = all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+    if type(loader).__iter__ is not DataLoader.__iter__ and not stateful:
         raise errors.DataError(
             f"{type(loader).__name__} has an __iter__ of its own, which would not be called: put what it does into the "
             "data set or into collate_fn"
         )
     if loader.generator is not None:
         log.warning("the order of the samples follows from training.seed, not from the DataLoader's generator")
+    if own_streams and not is_stream(loader):
+        raise errors.DataError("own_streams is for an IterableDataset: samples of a map-style data set have numbers")
+    if own_streams:
+        log.warning(
+            "each worker reads its own stream (own_streams): which samples a slice has depends on the worker that "
+            "computes it, the samples of a worker that dies or comes late may be left out or come twice, and the "
+            "result depends on the number of workers"
+        )
 
 
 def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

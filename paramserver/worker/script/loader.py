@@ -10,10 +10,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from paramserver import errors
-from paramserver.core.work.slices import DataSpec, slice_seed
+from paramserver.core.work.slices import DataSpec, places_of, slice_seed
 from paramserver.worker.data.described import sampling_of
 from paramserver.worker.data.order import Agree, order_of
 from paramserver.worker.data.seeding import seed_everything
+from paramserver.worker.data.streams import Stream
 from paramserver.worker.pace import Item
 
 # A batch of a slice, by its number within the slice.
@@ -206,7 +207,7 @@ class SliceLoader:
         iteration = self._position.begin_pass()
         try:
             while (item := self._position.next_item(iteration)) is not None:
-                of, samples = self._order.shape(item.epoch, item.index)
+                of, samples = self._shape(item)
                 if not of:  # an epoch that is shorter than others
                     self._position.pass_over(item)
                     continue
@@ -230,6 +231,10 @@ class SliceLoader:
             self._drop()
             self._unplanned.close()
 
+    def _shape(self, item: Item) -> tuple[int, int]:
+        """How many batches and samples a slice has."""
+        return self._order.shape(item.epoch, item.index)
+
     def _batch(self, item: Item, number: int) -> Any:
         """A batch of this slice: from the running feed if it is coming there, else from a new one."""
         if item.unplanned or (number and self._feed is None):
@@ -249,6 +254,37 @@ class SliceLoader:
     def _drop(self) -> None:
         self._feed = None
         self._requests.issued.clear()
+
+
+class StreamLoader(SliceLoader):
+    """A loader over an ``IterableDataset``. The batches of a slice are read before the first of them is handed out."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        data: DataSpec,
+        seed: int,
+        device: torch.device,
+        position: LoopPosition,
+        length: Callable[[], int],
+        stream: Stream,
+    ) -> None:
+        super().__init__(loader, data, seed, device, position, length)
+        self._data, self._stream = data, stream
+        self._have: list[Any] = []
+
+    def _shape(self, item: Item) -> tuple[int, int]:
+        read = (self._stream.batch(item.epoch, number) for number in range(*places_of(self._data, item.index)))
+        found = [one for one in read if one is not None]
+        self._have = [batch for _, batch in found]
+        return len(found), sum(samples for samples, _ in found)
+
+    def _batch(self, item: Item, number: int) -> Any:
+        return self._have[number]
+
+    def _drop(self) -> None:
+        self._have = []
+        self._stream.close()
 
 
 def of_batch(purpose: str, number: int) -> str:

@@ -1,0 +1,197 @@
+"""Batches of an ``IterableDataset`` by their number in the epoch: read in order, skipped, and read again."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader
+
+from paramserver import errors
+from paramserver.core.work.slices import slice_seed
+from paramserver.worker.data.order import Agree
+from paramserver.worker.data.seeding import restore, seeded, states
+
+# After so many batches the state of a data set is noted, if it has one; so many states are kept.
+_NOTED_EVERY, _STATES = 64, 256
+# A batch and its number of samples.
+Counted = tuple[int, Any]
+
+
+class _Count:
+    """Stands for the ``collate_fn``: counts the samples of a batch. ``single``: the loader makes no batches."""
+
+    def __init__(self, collate: Callable[[Any], Any], single: bool) -> None:
+        self.collate, self.single = collate, single
+
+    def __call__(self, samples: Any) -> Counted:
+        return 1 if self.single else len(samples), self.collate(samples)
+
+
+class Stream:
+    """The batches of a loader over an ``IterableDataset``, as torch's own loader gives them.
+
+    Every worker reads the same stream and skips what others compute. So its batches must be the same in all workers:
+    generators of the process are seeded for each epoch, and the first batches are compared (``agree``). The last
+    ``kept`` batches are at hand for slices that others leave. Anything before is read again: from a state of the data
+    set, if it has ``state_dict`` and ``load_state_dict`` and reads in this process, else from the epoch's beginning.
+
+    ``own``: each worker has a stream of its own, and gives its next batch whatever number is asked for. ``rank`` is in
+    its seed.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], seed: int, agree: Agree, kept: int = 16, own: bool = False, rank: int = 0
+    ) -> None:
+        self._loader, self._seed, self._agree = loader, seed, agree
+        self._kept, self._own, self._rank = kept, own, rank
+        self._single = loader.batch_size is None
+        data: Any = loader.dataset
+        self._sought = not loader.num_workers and all(hasattr(data, name) for name in ("state_dict", "load_state_dict"))
+        # Epochs begin with it, wherever the data set was left.
+        self._first: Any = copy.deepcopy(data.state_dict()) if self._sought else None
+        self._epoch, self._next = -1, 0
+        self._iterator: Iterator[Counted] | None = None
+        # Generators of the process, as the data set has left them.
+        self._chance: Any = None
+        # The number of batches of the epoch, once its end was seen.
+        self._end: int | None = None
+        self._recent: OrderedDict[int, Counted] = OrderedDict()
+        # By number of the next batch: the states of the data set and of the generators.
+        self._states: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+
+    def batch(self, epoch: int, number: int) -> Counted | None:
+        """The number of samples and the batch of this number of the epoch; None if the epoch has none."""
+        if epoch != self._epoch:
+            self._begin(epoch)
+        if self._own:
+            return self._read()
+        if (found := self._recent.get(number)) is not None:
+            return found
+        if self._end is not None and number >= self._end:
+            return None
+        if number < self._next or self._iterator is None:
+            self._seek(number)
+        while self._next <= number:
+            if (found := self._read()) is None:
+                return None
+        return found
+
+    def close(self) -> None:
+        """End the processes of the loader, if it has any. What is read next is then read anew."""
+        if self._loader.num_workers and not self._own:
+            self._iterator = None
+
+    # ---- reading
+
+    def _begin(self, epoch: int) -> None:
+        """Another epoch. Its numbers begin at 0."""
+        self._epoch, self._end = epoch, None
+        self._recent.clear()
+        self._states.clear()
+        self._open(0)
+
+    def _open(self, at: int) -> None:
+        """The next batch that is read is number ``at``: 0, or one whose state is known."""
+        loader, data = self._loader, cast(Any, self._loader.dataset)
+        self._iterator, self._next = None, at
+        for thing in (data, getattr(data, "dataset", None)):
+            if callable(set_epoch := getattr(thing, "set_epoch", None)):
+                set_epoch(self._epoch)
+        options: dict[str, Any] = {} if self._single else {"drop_last": loader.drop_last}
+        if loader.num_workers:
+            options["prefetch_factor"] = loader.prefetch_factor
+            options["multiprocessing_context"] = loader.multiprocessing_context
+        inner: DataLoader[Any] = DataLoader(
+            data,
+            loader.batch_size,
+            num_workers=loader.num_workers,
+            collate_fn=_Count(loader.collate_fn, self._single),
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            **options,
+        )
+        with seeded(slice_seed(self._seed, self._epoch, self._rank if self._own else 0, "stream")):
+            if self._sought and not self._own:
+                state, chance = self._states.setdefault(at, (self._first, states()))
+                data.load_state_dict(copy.deepcopy(state))
+                restore(chance)
+            self._iterator = iter(inner)
+            self._chance = states()
+
+    def _seek(self, number: int) -> None:
+        """Go back to the last state before a batch, or to the beginning of the epoch."""
+        self._open(max((at for at in self._states if at <= number), default=0))
+
+    def _read(self) -> Counted | None:
+        """The next batch; None at the end."""
+        if self._end is not None and self._next >= self._end:
+            return None
+        assert self._iterator is not None
+        former = states()
+        restore(self._chance)
+        try:
+            found = next(self._iterator)
+        except StopIteration:
+            self._end = self._next
+            return None
+        finally:
+            self._chance = states()
+            restore(former)
+        number, self._next = self._next, self._next + 1
+        if not self._own:
+            if number == 0:
+                self._compare(found)
+            self._recent[number] = found
+            if len(self._recent) > self._kept:
+                self._recent.popitem(last=False)
+            if self._sought and self._next % _NOTED_EVERY == 0 and self._next not in self._states:
+                self._note()
+        return found
+
+    def _note(self) -> None:
+        data: Any = self._loader.dataset
+        self._states[self._next] = copy.deepcopy(data.state_dict()), self._chance
+        if len(self._states) > _STATES:
+            del self._states[sorted(self._states)[1]]
+
+    def _compare(self, found: Counted) -> None:
+        """Raises DataError if the first batch is another one than in other workers."""
+        mine = float(int.from_bytes(_digest(found).digest()[:6], "little"))
+        if self._agree(self._epoch, mine) != mine:
+            raise errors.DataError(
+                f"{type(self._loader.dataset).__name__} gives another first batch in epoch {self._epoch + 1} here than "
+                "in another worker: let it give all samples, in an order that follows from set_epoch or from the "
+                "generators of torch, NumPy and random; if each worker is to read samples of its own, say "
+                "ctx.prepare(..., own_streams=True)"
+            )
+
+
+def _digest(value: Any) -> Any:
+    """A digest of what a batch has: tensors, numbers, texts, in lists, tuples and dicts. Anything else by its type."""
+    found = hashlib.blake2b()
+
+    def add(one: Any) -> None:
+        if isinstance(one, torch.Tensor):
+            flat = one.detach().to("cpu").contiguous().reshape(-1)
+            found.update(f"{one.dtype} {tuple(one.shape)} ".encode())
+            found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        elif isinstance(one, dict):
+            for key, inner in one.items():
+                found.update(f"{key!r}: ".encode())
+                add(inner)
+        elif isinstance(one, list | tuple):
+            found.update(f"{len(one)} ".encode())
+            for inner in one:
+                add(inner)
+        else:
+            text = repr(one) if isinstance(one, str | bytes | int | float | bool) else type(one).__name__
+            found.update(text.encode())
+
+    add(value)
+    return found
