@@ -46,10 +46,29 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank.rank, rank.size)
         self._rank = rank
+        self._name = self._description = ""
 
     def getBackendName(self) -> str:
         """The name of the backend."""
         return BACKEND
+
+    # torch keeps both with its own backends, of which this group has none.
+
+    def setGroupName(self, name: str) -> None:
+        """Torch's name of the group, by which it finds the group again."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """See :meth:`setGroupName`."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        """The name that the script gives the group."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        """See :meth:`setGroupDesc`."""
+        return self._description
 
     def _run(self, call: Collective, result: Sequence[torch.Tensor], opts: Any = None) -> Work:
         timeout = getattr(opts, "timeout", None)

@@ -16,6 +16,7 @@ from paramserver.membership.settings import fetch
 from paramserver.pki.security import load_security
 from paramserver.tensors.codec import header_from, split_frame
 from paramserver.transport import bulk, fork, grpc
+from paramserver.transport.allocation import keep_memory
 from paramserver.transport.base import Channel
 from paramserver.transport.rotating import coordinator_channel
 from paramserver.transport.security.access import Security
@@ -101,6 +102,7 @@ class Network:
 def configured() -> Network:
     """The way to the job that is configured for this process. Raises ConfigError for wrong settings."""
     fork.guard()
+    keep_memory()
     settings = load_settings(None, {})
     security = load_security(settings, "worker")
     connect = bulk.connector(security, "server", settings.cluster.transport != "grpc")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
+import threading
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +28,15 @@ class Work(_Base):  # type: ignore[misc]
         return True
 
     def get_future(self) -> Any:
-        """A future of the tensors, as DDP wants it. Its error is a RuntimeError with the text of the collective's."""
+        """A future of the tensors, as DDP wants it. Its error is a RuntimeError with the text of the collective's.
+
+        Its callbacks have a thread of their own, so they may wait for other collectives, as PowerSGD's do.
+        """
         begun: Any = torch.futures.Future()
         # Only an error that a callback raises is an error for C++.
         future = begun.then(lambda _: self._done.result())
-        self._done.add_done_callback(lambda _: begun.set_result(None))
+        tell = partial(threading.Thread, target=begun.set_result, args=(None,), name="collective", daemon=True)
+        self._done.add_done_callback(lambda _: tell().start())
         return future
 
     def is_completed(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from tests.support.integration.harness import ROOT, Place, free_address, place_fixture
 
 SCRIPT = ROOT / "tests" / "support" / "ranks" / "script.py"
+MORE = SCRIPT.with_name("more.py")
 
 
 @pytest.fixture
@@ -73,3 +76,33 @@ def test_ranks_of_torchrun_use_the_servers_of_a_job(place: Place) -> None:
     assert_as_gloo(place, weights(result))
     for process in (server, coordinator):
         process.kill()
+
+
+@pytest.mark.long
+def test_what_builds_on_process_groups_is_as_with_gloo(place: Place) -> None:
+    """Uneven inputs, ZeRO, hooks, FSDP2, subgroups, messages, objects, functional collectives."""
+    found: dict[str, dict[str, list[torch.Tensor]]] = {}
+    for backend in ("gloo", "paramserver"):
+        result = place.work / f"{backend}.pt"
+        place.paramserver("run", "--ddp", MORE, "--workers", "3", "--", backend, result).check()
+        found[backend] = torch.load(result, weights_only=True)
+    assert found["gloo"].keys() == found["paramserver"].keys()
+    for case, expected in found["gloo"].items():
+        for ours, theirs in zip(found["paramserver"][case], expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3 if "half" in case else 1e-5, atol=1e-4, msg=case)
+
+
+@pytest.mark.long
+def test_a_killed_server_starts_all_ranks_again(place: Place) -> None:
+    result = place.work / "result.pt"
+    run = place.launch(
+        "run", "--ddp", SCRIPT, "--servers", "2", "--", "paramserver", result, place.work / "flag", "wait"
+    )
+    run.wait_for("rank 0 waits")
+    servers = {pid for pid, line in place.processes().items() if "roles.child server" in line}
+    assert len(servers) == 2
+    os.kill(min(servers), signal.SIGKILL)
+    run.wait_for(r"server-\d held a part of each collective: all 2 ranks are started again")
+    (place.work / "flag.go").touch()
+    run.wait().check()
+    assert_as_gloo(place, weights(result))

@@ -1,6 +1,7 @@
-"""A script for DDP as people write them: BACKEND RESULT [FLAG]. Rank 0 writes the weights to RESULT.
+"""A script for DDP as people write them: BACKEND RESULT [FLAG [wait]]. Rank 0 writes the weights to RESULT.
 
-If FLAG is given and is no file yet, rank 1 makes the file in the middle of training and kills itself.
+If FLAG is given and is no file yet, rank 1 makes the file in the middle of training and kills itself. With "wait"
+nobody kills itself: all ranks wait there until there is a file FLAG.go.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -43,7 +45,11 @@ def main() -> None:
         model(x).sub(x.sum(1, keepdim=True)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        if flag and step == STEPS // 2 and rank == 1 and not Path(flag[0]).exists():
+        if "wait" in flag and step == STEPS // 2:
+            print(f"rank {rank} waits", flush=True)
+            while not Path(f"{flag[0]}.go").exists():
+                time.sleep(0.02)
+        elif flag and step == STEPS // 2 and rank == 1 and not Path(flag[0]).exists():
             Path(flag[0]).touch()
             os.kill(os.getpid(), signal.SIGKILL)
     seen: list[object] = [None] * size
