@@ -130,7 +130,7 @@ def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
     data = data_from_proto(position.data)
     with Contents(Place(split(where)[0]), saved) as contents:
         facts = contents.facts()
-    origin = schedule_from_proto(position.view, data.slices_per_epoch)
+    origin = schedule_from_proto(position.view, data)
     ledger = ShardLedger(facts.rows, facts.folded_steps, facts.counted)
     made = accounts([ledger], data, steps(origin, data, position.view.slices_per_step))
     response.epochs.extend(to_proto(one, facts.names, slices) for one in made)

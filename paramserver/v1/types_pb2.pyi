@@ -141,7 +141,7 @@ class ModelSpec(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., chunk_bytes: _Optional[int] = ..., shares: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DataSpec(_message.Message):
-    __slots__ = ("samples", "slice_size", "drop_last", "shuffle", "batches", "slices_per_step", "drawn")
+    __slots__ = ("samples", "slice_size", "drop_last", "shuffle", "batches", "slices_per_step", "drawn", "turns")
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SLICE_SIZE_FIELD_NUMBER: _ClassVar[int]
     DROP_LAST_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class DataSpec(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     SLICES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     DRAWN_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     samples: int
     slice_size: int
     drop_last: bool
@@ -156,7 +157,8 @@ class DataSpec(_message.Message):
     batches: int
     slices_per_step: int
     drawn: bool
-    def __init__(self, samples: _Optional[int] = ..., slice_size: _Optional[int] = ..., drop_last: bool = ..., shuffle: bool = ..., batches: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., drawn: bool = ...) -> None: ...
+    turns: int
+    def __init__(self, samples: _Optional[int] = ..., slice_size: _Optional[int] = ..., drop_last: bool = ..., shuffle: bool = ..., batches: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., drawn: bool = ..., turns: _Optional[int] = ...) -> None: ...
 
 class ShardInfo(_message.Message):
     __slots__ = ("index", "address", "server")

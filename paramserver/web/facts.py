@@ -91,7 +91,8 @@ def progress_of(status: coordinator_pb2.StatusResponse) -> tuple[int, int]:
     data = status.data
     if not epochs or not data.slice_size:
         return 0, 0
-    of = DataSpec(data.samples, data.slice_size, data.drop_last, data.shuffle, data.batches or 1, data.slices_per_step)
+    numbers = data.batches or 1, data.slices_per_step, data.drawn, data.turns or 1
+    of = DataSpec(data.samples, data.slice_size, data.drop_last, data.shuffle, *numbers)
     slices = of.slices_per_epoch
     counted = max((p.server.applied for p in status.processes if p.role == "server"), default=0)
     return min(counted, slices * epochs), slices * epochs

@@ -221,6 +221,7 @@ def data_to_proto(data: DataSpec) -> types_pb2.DataSpec:
         batches=data.batches,
         slices_per_step=data.slices_per_step,
         drawn=data.drawn,
+        turns=data.turns,
     )
 
 
@@ -230,8 +231,9 @@ def data_from_proto(message: types_pb2.DataSpec) -> DataSpec:
     size = counting("the size of a slice", message.slice_size)
     batches = counting("the batches of a slice", message.batches) or 1
     slices = counting("the slices of a step", message.slices_per_step)
+    turns = counting("the turns of a batch", message.turns) or 1
     try:
-        return DataSpec(samples, size, message.drop_last, message.shuffle, batches, slices, message.drawn)
+        return DataSpec(samples, size, message.drop_last, message.shuffle, batches, slices, message.drawn, turns)
     except ValueError as error:
         raise DataError(str(error)) from error
 
@@ -348,11 +350,12 @@ def origin_to_proto(schedule: SyncSchedule) -> types_pb2.SyncOrigin:
     )
 
 
-def schedule_from_proto(view: types_pb2.View, slices_per_epoch: int) -> SyncSchedule:
-    """The schedule of synchronous steps that a view describes."""
+def schedule_from_proto(view: types_pb2.View, data: DataSpec | None) -> SyncSchedule:
+    """The schedule of synchronous steps that a view describes. ``data``: of the job, None if it has none."""
     origin = view.sync_origin
     return SyncSchedule(
-        slices_per_epoch=slices_per_epoch,
+        slices_per_epoch=data.slices_per_epoch if data is not None else 0,
+        turns=data.turns if data is not None else 1,
         slices_per_step=view.slices_per_step,
         base_version=origin.base_version,
         epoch=origin.epoch,

@@ -20,14 +20,23 @@ from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.work.passes import Passes
 from paramserver.worker.chosen import wire_of
-from paramserver.worker.data.described import describe_loader, is_stream
+from paramserver.worker.data.described import describe_loader, is_stream, with_turns
 from paramserver.worker.data.streams import Stream
 from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.later.thawing import Thawing
+from paramserver.worker.models.prepared import Models, State
+from paramserver.worker.models.steps import TurnSteps
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
-from paramserver.worker.script.given import as_numbers, check_accumulate, check_loader, check_model, check_objects
+from paramserver.worker.script.given import (
+    as_numbers,
+    check_accumulate,
+    check_loader,
+    check_model,
+    check_objects,
+    check_scheduler,
+)
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loaded import load, parts_of, read_weights
 from paramserver.worker.script.loader import SliceLoader, StreamLoader
@@ -67,6 +76,7 @@ class Context(Together):
         self._draws = Draws(engine, settings.training.seed)
         self._loop = Position(engine, self._passes, self._schedules)
         # Of the model that was prepared.
+        self._models = Models()
         self._model: nn.Module | None = None
         self._binding: ModelBinding | None = None
         self._guard: Guard | None = None
@@ -96,7 +106,7 @@ class Context(Together):
             raise errors.UserError("ctx.slice_seed belongs after ctx.prepare of the model")
         if self._loader is None:
             return self._draws.seed(purpose)
-        if self.steps.item is None:
+        if not self.steps.has_batch:
             raise errors.UserError("ctx.slice_seed belongs into the loop over the prepared loader, before the step")
         return self.steps.seed(purpose)
 
@@ -118,6 +128,8 @@ class Context(Together):
         later: Sequence[Any] = (),
         batches: int = 0,
         own_streams: bool = False,
+        name: str = "",
+        turns: int = 1,
     ) -> Any:
         """Replace a model, its optimizer, a DataLoader, a scheduler by ones that train on the cluster.
 
@@ -132,6 +144,9 @@ class Context(Together):
         with ``optimizer.add_param_group`` while training runs.
         ``batches``, ``own_streams``: go with a loader over an ``IterableDataset``. The largest number of batches in an
         epoch, if the data has no length; whether each worker reads samples of its own, see docs/training.md.
+        ``name``, ``turns``: for several models in one job. Each comes in a call of its own, with its optimizer and its
+        name, before the loader or (the last one) together with it. On each batch the optimizers step in the order of
+        these calls, each ``turns`` times. Weights are there when the loader has come.
 
         Raises ModelError or DataError (both are ValueErrors) for what cannot be trained, UserError for other objects,
         DeadlineError if the others do not come in time.
@@ -153,15 +168,69 @@ class Context(Together):
                     "ctx.prepare takes a module, an optimizer, a DataLoader or a scheduler, "
                     f"not {type(thing).__name__}{done}"
                 )
+
+        def one(thing: Any) -> Any:
+            return self._prepare_one(thing, accumulate, batches, own_streams)
+
+        if name or self._models:
+            return self._prepare_named(objects, model, optimizer, name, turns, one)
+        if turns != 1:
+            raise errors.UserError("turns belongs to a model with a name: ctx.prepare(model, optimizer, name=...)")
         self._schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizer, self._optimizer)
         if model is not None and optimizer is not None:
             self._prepare_model(model, optimizer, later)
         elif later:
             raise errors.UserError("later belongs into the call of ctx.prepare that gets the model and its optimizer")
-        return_values = [self._prepare_one(o, accumulate, batches, own_streams) for o in objects]
+        return_values = [one(o) for o in objects]
         if model is not None and self._loader is None:
             self._draws.first()
         return return_values[0] if len(return_values) == 1 else tuple(return_values)
+
+    def _prepare_named(
+        self,
+        objects: Sequence[Any],
+        model: nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+        name: str,
+        turns: int,
+        prepare: Callable[[Any], Any],
+    ) -> Any:
+        """One of several models, or the loader or a scheduler beside them."""
+        if model is not None and optimizer is not None:
+            if self._binding is not None and not self._models:
+                raise errors.ModelError("ctx.prepare has a model without a name already: give each model a name")
+            if self._loader is not None:
+                raise errors.ModelError("prepare every model before the loader, or the last one together with it")
+            self._check_model(model, optimizer)
+            model.to(self.device)
+            self._models.add(name, model, optimizer, turns)
+        elif name:
+            raise errors.UserError("name belongs into the call of ctx.prepare that gets the model and its optimizer")
+        known = [one for made in self._models.optimizers.values() for one in (made, made.wrapped)]
+        for scheduler in objects:
+            if isinstance(scheduler, LRScheduler):
+                check_scheduler(scheduler, *known)
+        if any(isinstance(one, DataLoader) for one in objects) and self._binding is None:
+            self._begin_together()
+        made = [
+            self._models.optimizers[name] if isinstance(one, torch.optim.Optimizer) else prepare(one)
+            for one in objects
+        ]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _begin_together(self) -> None:
+        """The loader comes, so all models are known: register them as one."""
+        model, optimizer = self._models.joint()
+        check_model(model, optimizer)
+        binding = ModelBinding(model, optimizer)
+
+        def make(*parts: Any) -> TurnSteps:
+            order, of_part = self._models.order(), self._models.trained(binding)
+            return TurnSteps(*parts, order=order, of_part=of_part, next_turn=self._loop.next_turn)
+
+        steps, fetch, _ = self._begin(model, binding, make)
+        assert isinstance(steps, TurnSteps)
+        self._models.begin(steps, fetch)
 
     def _prepare_one(self, thing: Any, accumulate: int, batches: int, own_streams: bool) -> Any:
         if isinstance(thing, nn.Module):
@@ -175,24 +244,36 @@ class Context(Together):
 
     def _prepare_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, later: Sequence[Any]) -> None:
         if self._binding is not None:
-            raise errors.ModelError("ctx.prepare has a model already: one job trains one model")
+            raise errors.ModelError(
+                "ctx.prepare has a model already: to train several, give each one a name (ctx.prepare(..., name=...))"
+            )
+        self._check_model(model, optimizer)
+        model.to(self.device)
+        steps, fetch, thawing = self._begin(model, ModelBinding(model, optimizer, later), Steps)
+        self._optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
+
+    @staticmethod
+    def _check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, ServerOptimizer):
             raise errors.ModelError("this optimizer has been prepared already: give ctx.prepare torch's own, once")
         if not any(True for _ in model.parameters()):
             raise errors.ModelError("the model has no parameters to train: give it at least one")
         check_model(model, optimizer)
-        model.to(self.device)
-        binding = ModelBinding(model, optimizer, later)
+
+    def _begin(
+        self, model: nn.Module, binding: ModelBinding, make: Callable[..., Steps]
+    ) -> tuple[Steps, Callable[[], State], Thawing]:
+        """Register the model and get the weights. ``make`` makes the object that takes the script's steps."""
         guard = Guard(self.engine.weights, binding)
         message = binding.message(self.settings.training.chunk_bytes)
         plan = self.engine.entry.register(message, binding.space, bring(binding), guard)
         self._model, self._binding, self._guard = model, binding, guard
         guard.outside()
 
-        def fetch() -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        def fetch() -> State:
             return in_torch_format(binding, plan.layout, self.engine.reading.optimizer_state())
 
-        self.steps = steps = Steps(
+        self.steps = steps = make(
             self.engine,
             self.settings.training,
             binding,
@@ -204,8 +285,8 @@ class Context(Together):
         )
         thawing = Thawing(self.engine, self._passes, binding, self._schedules)
         self._loop.model_comes(steps, guard, thawing)
-        self._optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
         self.engine.weights.listen(Reads(binding.parameters))
+        return steps, fetch, thawing
 
     def _prepare_loader(self, loader: DataLoader[Any], accumulate: int, batches: int, own_streams: bool) -> SliceLoader:
         if self._loader is not None:
@@ -213,6 +294,8 @@ class Context(Together):
         check_loader(loader, own_streams)
         slices = self.engine.member.session.view.slices_per_step
         data = describe_loader(loader, accumulate, slices, batches)
+        if self._models:
+            data = with_turns(data, self._models.turns)
         self._draws.loader_comes()
         if data.samples < data.batch_size:
             log.warning(
@@ -365,8 +448,10 @@ class Context(Together):
         <All keys matched successfully>
         >>> torch.optim.SGD(plain.parameters(), lr=0.1).load_state_dict(saved["optimizer"])
         """
-        if self._model is None or self._binding is None or self._optimizer is None:
+        if self._model is None or self._binding is None:
             raise errors.UserError("ctx.state_dict belongs after ctx.prepare of the model")
+        if self._optimizer is None:
+            return self._models.by_name(read_weights(self._binding, self._model, self.engine.reading.weights_now()))
         # First, since it may take in a newer version.
         optimizer = self._optimizer.state_dict()
         return {
@@ -406,7 +491,12 @@ class Context(Together):
             raise errors.UserError("ctx.load belongs after ctx.prepare of the model; before it, load into the model")
         if self._closed:
             raise errors.UserError("this worker has left the job: call ctx.load before ctx.close()")
-        model, optimizer = parts_of(state, model, optimizer)
+        if self._models:
+            if model is not None or optimizer is not None:
+                raise errors.UserError("with several models give ctx.load one state, as ctx.state_dict() gives it")
+            model, optimizer = self._models.joint_states(state)
+        else:
+            model, optimizer = parts_of(state, model, optimizer)
         if self._passes.in_loop and self.steps is not None and self.steps.item is not None:
             raise errors.UserError(
                 "ctx.load belongs between two steps: call it after optimizer.step(), or outside of the loop"

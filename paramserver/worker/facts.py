@@ -56,7 +56,7 @@ class Facts:
         if self.engine.modes.present.mode is Mode.SYNC:
             slices = view.slices_per_step
             if self._position.data is not None:
-                slices = min(slices, self._position.data.slices_per_epoch)
+                slices = min(slices, self._position.data.slices_per_epoch // self._position.data.turns)
             place = main_place(slices, len(view.workers))
         return view.workers[place].member == self.engine.member.session.member
 

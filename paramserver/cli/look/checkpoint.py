@@ -298,12 +298,13 @@ def epochs(place: Place, manifest: Manifest) -> float | None:
     record = coordinator_pb2.JobRecord()
     try:
         json_format.ParseDict(manifest.position, record, ignore_unknown_fields=True)
-        slices = data_from_proto(record.data).slices_per_epoch
+        data = data_from_proto(record.data)
+        slices = data.slices_per_epoch
         if not slices:
             return None
         if record.view.consistency.mode == types_pb2.MODE_ASYNC:
             return _epochs_counted(place, manifest, slices)
-        epoch, rest = schedule_from_proto(record.view, slices).position(manifest.version)
+        epoch, rest = schedule_from_proto(record.view, data).position(manifest.version)
     except (
         json_format.ParseError,
         ParamServerError,

@@ -77,7 +77,7 @@ def position_of(manifest: Manifest) -> coordinator_pb2.JobRecord:
         record = json_format.ParseDict(manifest.position, coordinator_pb2.JobRecord(), ignore_unknown_fields=True)
         consistency_from_proto(record.view.consistency)
         data = data_from_proto(record.data) if record.HasField("data") else None
-        schedule_from_proto(record.view, data.slices_per_epoch if data else 0)
+        schedule_from_proto(record.view, data)
     except (json_format.ParseError, errors.ProtocolError, ValueError) as error:
         raise errors.CheckpointError(
             f"the manifest of {manifest.name} does not say where training stands: {error}"

@@ -71,4 +71,5 @@ class Idle:
     def _slices(self) -> int:
         """How many slices a full step has."""
         per_step = self._job.options.step_slices
-        return min(per_step, self._job.schedule.slices_per_epoch or per_step)
+        data = self._job.schedule.data
+        return min(per_step, data.slices_per_epoch // data.turns) if data and data.slice_size else per_step

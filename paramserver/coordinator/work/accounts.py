@@ -11,7 +11,7 @@ from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.versions.ledger import Account, ShardLedger, accounts
-from paramserver.core.work.slices import DataSpec, Step, SyncSchedule, slice_samples
+from paramserver.core.work.slices import DataSpec, Step, SyncSchedule, schedule_of, slice_samples
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 UNKNOWN = "no longer known"
@@ -55,7 +55,7 @@ def without_samples(
 
 def steps(origin: SyncSchedule, data: DataSpec, slices_per_step: int) -> Callable[[int], Step | None]:
     """A function from the number of a synchronous step to its slices, also for steps before the present schedule."""
-    first = SyncSchedule(data.slices_per_epoch, slices_per_step)
+    first = schedule_of(data, slices_per_step)
     return lambda number: origin.step(number) if number >= origin.base_version else first.step(number)
 
 

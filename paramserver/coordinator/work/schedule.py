@@ -5,7 +5,7 @@ from __future__ import annotations
 from paramserver.coordinator import ports
 from paramserver.core.versions.ranges import complement
 from paramserver.core.work.leases import SliceLeases
-from paramserver.core.work.slices import DataSpec, SyncSchedule
+from paramserver.core.work.slices import DataSpec, SyncSchedule, schedule_of
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import data_from_proto, mode_from_proto, schedule_from_proto
 
@@ -30,7 +30,7 @@ class Schedule:
     def register(self, data: DataSpec) -> None:
         """Take over the data set, and how it is cut into slices."""
         self.data = data
-        self.origin = SyncSchedule(data.slices_per_epoch, self._job.options.step_slices)
+        self.origin = schedule_of(data, self._job.options.step_slices)
 
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from the record of an earlier coordinator, or of a checkpoint."""
@@ -39,9 +39,9 @@ class Schedule:
         if record.HasField("data"):
             self.data = data_from_proto(record.data)
         elif self.data is not None:  # the record was made before the data was known
-            self.origin = SyncSchedule(self.data.slices_per_epoch, self._job.options.step_slices)
+            self.origin = schedule_of(self.data, self._job.options.step_slices)
             return
-        self.origin = schedule_from_proto(record.view, self.slices_per_epoch)
+        self.origin = schedule_from_proto(record.view, self.data)
 
     def begin_async(self, version: int) -> SliceLeases:
         """Asynchronous mode begins with this version; return leases of all slices that the steps have left."""
@@ -52,7 +52,8 @@ class Schedule:
         """Synchronous mode begins with this version, with the slices that the leases have left."""
         slices = self._job.options.step_slices
         if table is not None and self.slices_per_epoch:
-            self.origin = SyncSchedule(self.slices_per_epoch, slices, version, *table.position())
+            turns = self.data.turns if self.data is not None else 1
+            self.origin = SyncSchedule(self.slices_per_epoch, slices, version, *table.position(), turns=turns)
         else:
             self.origin = SyncSchedule(0, slices, version)
 

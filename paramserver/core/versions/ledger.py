@@ -94,7 +94,7 @@ def accounts(shards: Sequence[ShardLedger], data: DataSpec, step_of: Callable[[i
             brought.setdefault(epoch, set()).add(index)
     made = []
     for epoch in sorted(brought):
-        account = Account(epoch, data.samples_per_epoch)
+        account = Account(epoch, data.samples_per_epoch * data.turns)
         for index in sorted(brought[epoch]):
             found = [counts.get((epoch, index), []) for counts in told]
             most = max(found, key=len)

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
 
+from paramserver.core.work.turns import after_turns, next_turn, steps_with_turns
+
 Range = tuple[int, int]
 
 _MASK = (1 << 64) - 1
@@ -28,6 +30,8 @@ class DataSpec:
 
     ``batches`` above 1: the script adds up the gradients of a slice's batches and steps once. All batches that are left
     in the last step of an epoch are then shared out evenly to ``slices_per_step`` slices, which have fewer batches.
+    ``turns`` above 1: so many optimizer steps are made on each batch, and each of them is a slice of its own. Slice
+    ``index`` then is turn ``index % turns`` on batch ``index // turns`` of the epoch.
     ``drawn``: a sampler of the script's gives the order, which only workers know. ``samples`` is then its length, and a
     "sample" is an entry that it gives, for a batch sampler a batch. An epoch may have fewer than that.
     ``slice_size`` 0 means that there is no data set: slices are only names, and epoch 0 never ends. Raises ValueError
@@ -41,8 +45,11 @@ class DataSpec:
     batches: int = 1
     slices_per_step: int = 0
     drawn: bool = False
+    turns: int = 1
 
     def __post_init__(self) -> None:
+        if self.turns < 1 or (self.turns > 1 and (self.batches > 1 or self.drawn)):
+            raise ValueError(f"{self.turns} turns on each batch do not go with accumulate, or with a sampler's order")
         if self.samples < 0 or self.slice_size < 0:
             raise ValueError(f"samples ({self.samples}) and slice_size ({self.slice_size}) must be 0 or more")
         if self.batches < 1 or self.slice_size % self.batches:
@@ -66,7 +73,7 @@ class DataSpec:
         if not self.slice_size:
             return 0
         full, rest, size = self._cut
-        return full + (-(-rest // size) if rest else 0)
+        return (full + (-(-rest // size) if rest else 0)) * self.turns
 
     @property
     def samples_per_epoch(self) -> int:
@@ -83,7 +90,8 @@ class DataSpec:
     @property
     def even(self) -> bool:
         """Whether every slice is known to have as many batches as every other one."""
-        return not (self.drawn and self.batches > 1) and self.batches_per_epoch == self.slices_per_epoch * self.batches
+        batches = self.slices_per_epoch // self.turns * self.batches
+        return not (self.drawn and self.batches > 1) and self.batches_per_epoch == batches
 
     @property
     def _cut(self) -> tuple[int, int, int]:
@@ -132,6 +140,7 @@ def places_of(data: DataSpec, index: int) -> Range:
     if not 0 <= index < data.slices_per_epoch:
         raise ValueError(f"there is no slice {index}: an epoch has slices 0 to {data.slices_per_epoch - 1}")
     full, _, size = data._cut
+    index //= data.turns
     if index < full:
         return index * data.slice_size, (index + 1) * data.slice_size
     start = full * data.slice_size + (index - full) * size
@@ -226,6 +235,9 @@ class SyncSchedule:
     ``slices_per_epoch`` 0 means that there is no data set: epoch 0 never ends, and step t has the slices named
     t * slices_per_step and on; ``base_version`` and ``remaining`` then mean nothing.
 
+    ``turns`` above 1: see `DataSpec`. A step then has slices of one turn only, on ``slices_per_step`` batches; the
+    following steps have the next turns on the same batches.
+
     Raises ValueError if the numbers contradict each other.
     """
 
@@ -234,8 +246,11 @@ class SyncSchedule:
     base_version: int = 0
     epoch: int = 0
     remaining: tuple[Range, ...] | None = None
+    turns: int = 1
 
     def __post_init__(self) -> None:
+        if self.turns < 1 or self.slices_per_epoch % self.turns:
+            raise ValueError(f"an epoch of {self.slices_per_epoch} slices cannot have {self.turns} turns on each batch")
         if self.slices_per_step < 1:
             raise ValueError(f"slices_per_step must be at least 1, not {self.slices_per_step}")
         if min(self.slices_per_epoch, self.base_version, self.epoch) < 0:
@@ -257,7 +272,7 @@ class SyncSchedule:
     @property
     def steps_per_epoch(self) -> int:
         """Steps in a full epoch; 0 without a data set."""
-        return -(-self.slices_per_epoch // self.slices_per_step)
+        return -(-(self.slices_per_epoch // self.turns) // self.slices_per_step) * self.turns
 
     def step(self, version: int) -> Step:
         """The step that turns ``version`` into the next. Raises ValueError for versions before ``base_version``."""
@@ -265,6 +280,8 @@ class SyncSchedule:
         if not self.slices_per_epoch:
             first = version * self.slices_per_step
             return Step(0, tuple(range(first, first + self.slices_per_step)))
+        if self.turns > 1:
+            return Step(epoch, next_turn(ranges, self.turns, self.slices_per_step))
         slices: list[int] = []
         for lo, hi in ranges:
             slices.extend(range(lo, min(hi, lo + self.slices_per_step - len(slices))))
@@ -298,6 +315,8 @@ class SyncSchedule:
         if steps >= self._first_steps:
             more, steps = divmod(steps - self._first_steps, self.steps_per_epoch)
             epoch, ranges = self.epoch + 1 + more, ((0, self.slices_per_epoch),)
+        if self.turns > 1:
+            return epoch, after_turns(ranges, self.turns, self.slices_per_step, steps)
         return epoch, _without(ranges, steps * self.slices_per_step)
 
     @property
@@ -306,7 +325,14 @@ class SyncSchedule:
 
     @property
     def _first_steps(self) -> int:
+        if self.turns > 1:
+            return steps_with_turns(self._first_ranges, self.turns, self.slices_per_step)
         return -(-sum(hi - lo for lo, hi in self._first_ranges) // self.slices_per_step)
+
+
+def schedule_of(data: DataSpec, slices_per_step: int) -> SyncSchedule:
+    """The schedule of a job that begins with synchronous steps on this data."""
+    return SyncSchedule(data.slices_per_epoch, slices_per_step, turns=data.turns)
 
 
 def _without(ranges: tuple[Range, ...], count: int) -> tuple[Range, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -46,6 +46,14 @@ def sampling_of(loader: DataLoader[Any]) -> Sampling:
     if type(own) is BatchSampler:
         return Sampling(own.sampler, own.batch_size, own.drop_last)
     return Sampling(own, 1, whole=True)
+
+
+def with_turns(data: DataSpec, turns: int) -> DataSpec:
+    """The same data, with so many optimizer steps on each batch. Raises DataError if it does not allow them."""
+    try:
+        return replace(data, turns=turns)
+    except ValueError as error:
+        raise errors.DataError(str(error)) from error
 
 
 def describe_loader(

@@ -41,6 +41,11 @@ class Slices:
             self.register(DataSpec(0, 0))
 
     @property
+    def data(self) -> DataSpec | None:
+        """The data of the job, once it is registered."""
+        return self._data
+
+    @property
     def named_by_data(self) -> bool:
         """True if equal names of slices mean equal contributions; False if slices are only numbered."""
         return self._data is not None and self._data.slice_size > 0
@@ -53,7 +58,7 @@ class Slices:
     def schedule(self) -> SyncSchedule:
         """Which slices each synchronous step has; after :meth:`register`."""
         assert self._data is not None
-        return schedule_from_proto(self._member.session.view, self._data.slices_per_epoch)
+        return schedule_from_proto(self._member.session.view, self._data)
 
     def lease(
         self,

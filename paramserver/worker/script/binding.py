@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -262,14 +262,17 @@ class ModelBinding:
 
     # ---- gradients
 
-    def gather(self, partial: PartialSum, samples: int, unscale: float = 1.0) -> None:
+    def gather(
+        self, partial: PartialSum, samples: int, unscale: float = 1.0, only: Collection[int] | None = None
+    ) -> None:
         """Write samples × gradient of every parameter, and samples × change of every buffer, into a new partial sum.
 
-        ``unscale``: the gradient is multiplied by this number first (one over the loss scale).
+        ``unscale``: the gradient is multiplied by this number first (one over the loss scale). ``only``: the parameters
+        that this step is about, by index; others count as if they had no gradient.
         """
         partial.samples = samples
         with torch.no_grad():
-            for index in self._trained:
+            for index in self._trained if only is None else only:
                 gradient = self.parameters[index].grad
                 if gradient is None:
                     continue
@@ -302,9 +305,9 @@ class ModelBinding:
         backward: Backward | None = vars(self).get("backward")
         return nullcontext() if backward is None else backward.held_back()  # None: nothing has left early so far
 
-    def has_gradients(self) -> bool:
-        """Whether some trained parameter has a gradient that is not zero."""
-        gradients = (self.parameters[index].grad for index in self._trained)
+    def has_gradients(self, only: Collection[int] | None = None) -> bool:
+        """Whether some trained parameter has a gradient that is not zero. ``only``: of these, by index."""
+        gradients = (self.parameters[index].grad for index in (self._trained if only is None else only))
         return any(gradient is not None and bool(torch.count_nonzero(gradient)) for gradient in gradients)
 
     def _gather_buffer(self, buffer: _Buffer, partial: PartialSum, samples: int) -> None:

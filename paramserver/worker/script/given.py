@@ -22,8 +22,12 @@ _VALUES = 1000
 
 
 _ONE_EACH: tuple[tuple[type, str, str], ...] = (
-    (nn.Module, "models", "one job trains one model: put both into one (nn.ModuleDict), with one optimizer"),
-    (torch.optim.Optimizer, "optimizers", "one job has one: give it a parameter group for each kind of parameters"),
+    (
+        nn.Module,
+        "models",
+        "give each a call of its own, with its optimizer and a name (name=...)",
+    ),
+    (torch.optim.Optimizer, "optimizers", "a model has one: give it a parameter group for each kind of parameters"),
     (DataLoader, "DataLoaders", "one gives the slices of the job; use others as they are"),
 )
 

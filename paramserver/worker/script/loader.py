@@ -178,7 +178,7 @@ class SliceLoader:
         self.batch_size = loader.batch_size
         # The script's own, for its calls of set_epoch.
         self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
-        self._seed, self._device = seed, device
+        self._seed, self._device, self._turns = seed, device, data.turns
         self._single = sampling_of(loader).single
         self._order = order_of(loader, data, seed, agree)
         self._position, self._length = position, length
@@ -199,7 +199,7 @@ class SliceLoader:
     def _requests_of(self, item: Item) -> list[list[Any]]:
         """For each batch of the slice its seed, followed by the indices of its samples."""
         return [
-            [slice_seed(self._seed, item.epoch, item.index, of_batch("data", number)), *indices]
+            [slice_seed(self._seed, item.epoch, item.index // self._turns, of_batch("data", number)), *indices]
             for number, indices in enumerate(self._order.batches(item.epoch, item.index))
         ]
 

@@ -29,6 +29,9 @@ class Position:
         self._guard: Guard | None = None
         self._thawing: Thawing | None = None
         self._left = False
+        # The number of the present iteration over the loader; what it was to give next, if that is known already.
+        self._iteration = 0
+        self._kept: list[Item | None] = []
 
     def model_comes(self, steps: Steps, guard: Guard, thawing: Thawing) -> None:
         """The model is prepared."""
@@ -85,9 +88,28 @@ class Position:
             raise errors.UserError("give the model and its optimizer to ctx.prepare before iterating over its loader")
         iteration = self._passes.begin()
         self._engine.progress.in_epoch(self._passes.epoch)
+        self._iteration = iteration
+        self._kept.clear()
         return iteration
 
+    def next_turn(self, item: Item) -> Item | None:
+        """The slice to compute after ``item``, if it is the next turn on the same batch; else the loader gives it."""
+        following = self.next_item(self._iteration)
+        if following is not None and self._follows(item, following):
+            self._engine.member.phases.enter(COMPUTE)
+            return following
+        self._kept.append(following)
+        return None
+
+    def _follows(self, one: Item, other: Item) -> bool:
+        """Whether the other slice is the next turn on the batch of the first one."""
+        data = self._engine.slices.data
+        turns = data.turns if data is not None else 1
+        return (other.epoch, other.index) == (one.epoch, one.index + 1) and other.index % turns > 0
+
     def next_item(self, iteration: int) -> Item | None:
+        if self._kept:
+            return self._kept.pop()
         passes, engine = self._passes, self._engine
         passes.check(iteration)
         while True:
@@ -119,8 +141,12 @@ class Position:
             self._guard.outside()
 
     def ahead(self) -> Iterator[Item]:
-        loop = self._engine.loop
-        return (item for item in loop.ahead(self._passes.epoch) if not loop.poisoned(item))
+        """The slices whose batches are likely to be wanted. A batch serves for all turns that follow each other."""
+        loop, former = self._engine.loop, None
+        for item in loop.ahead(self._passes.epoch):
+            if not loop.poisoned(item) and not (former is not None and self._follows(former, item)):
+                yield item
+            former = item
 
     def begin(self, item: Item, number: int, of: int, samples: int) -> None:
         assert self._steps is not None

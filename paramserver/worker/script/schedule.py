@@ -58,7 +58,7 @@ class SchedulePosition:
         if not self._engine.member.rolled_back():  # else the view may be of a history that this worker has not followed
             view = self._engine.member.session.view
             progress = data_progress(
-                schedule_from_proto(view, self.data.slices_per_epoch),
+                schedule_from_proto(view, self.data),
                 consistency_from_proto(view.consistency),
                 view.async_from,
                 self._engine.modes.present,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import structlog
 import torch
 
@@ -44,6 +46,8 @@ class Steps:
         self._passes, self._position, self._schedules, self._draws = passes, position, schedules, draws
         self._scaling = LrScaling(training.lr_scaling, training.lr_base_slices, training.lr_warmup_steps)
         self.item: Item | None = None
+        # Epoch and index of the slice that the script was given last.
+        self._batch: tuple[int, int] | None = None
         # The batch of this slice that the script has, from 0, and how many batches the slice has.
         self._number, self._of = 0, 1
         # Of the slice that the script has; without a loader 1.
@@ -53,6 +57,16 @@ class Steps:
         # The global norm that the script has asked for in the present step, 0 if it has not.
         self._clip_norm = 0.0
         self._told_skip = False
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the script has a batch of the loader that it has not stepped on."""
+        return self.item is not None
+
+    @property
+    def _only(self) -> Collection[int] | None:
+        """The parameters that the next step is about, by index; None: all."""
+        return None
 
     def take(self) -> Item | None:
         """The slice that the script has; the caller hands it in, instead of an optimizer step."""
@@ -73,20 +87,26 @@ class Steps:
         ``samples``: of the whole slice.
         """
         self.item, self._number, self._of, self._samples = item, number, of, samples
+        self._batch = item.epoch, item.index
         if number == 0:
-            step = item.name.step if isinstance(item.name, SyncName) else self._engine.weights.version
-            slice_ = item.epoch, item.index, self._samples
-            self._engine.records.has(self._engine.shards.timeline, step, slice_)
+            self.has_slice(item)
             self._schedules.align()
             self._guard.buffers()
         seed_everything(self.seed("model"))
         if number + 1 == of:  # gradients leave in the last backward pass, when they are complete
             self._begin_early(item)
 
+    def has_slice(self, item: Item) -> None:
+        """What the script logs from now on belongs to this slice."""
+        step = item.name.step if isinstance(item.name, SyncName) else self._engine.weights.version
+        self._engine.records.has(self._engine.shards.timeline, step, (item.epoch, item.index, self._samples))
+
     def seed(self, purpose: str) -> int:
         """A seed of the batch that the script has; there must be one."""
-        assert self.item is not None
-        return slice_seed(self._training.seed, self.item.epoch, self.item.index, of_batch(purpose, self._number))
+        assert self._batch is not None
+        data, (epoch, index) = self._position.data, self._batch
+        batch = index if data is None else index // data.turns
+        return slice_seed(self._training.seed, epoch, batch, of_batch(purpose, self._number))
 
     def _begin_early(self, item: Item) -> None:
         """Let gradients leave as the backward pass makes them, if earlier contributions show that this is possible."""
@@ -105,7 +125,7 @@ class Steps:
                 "a batch of the prepared loader was taken where gradients are off, and without optimizer.step(): it "
                 "gives only slices to train on, so evaluate over a DataLoader that was not prepared"
             )
-        if self._binding.has_gradients():
+        if self._binding.has_gradients(self._only):
             if self._of > 1:
                 raise errors.UserError(
                     f"the script has all {self._of} batches of a slice, and asks for another batch without "
@@ -164,7 +184,7 @@ class Steps:
             partial = taken
         else:
             partial = self._engine.places.pool.take()
-            binding.gather(partial, samples, unscale)
+            binding.gather(partial, samples, unscale, self._only)
         if early is not None:
             sender.foresight.compare(partial.used, self._groups(), self._clip_norm, partial is early)
         sender.foresight.learn(frozenset(partial.used if plain else ()))
