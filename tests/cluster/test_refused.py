@@ -269,7 +269,7 @@ def test_prepare_twice_and_in_parts() -> None:
             ctx.prepare([model])
         with pytest.raises(errors.UserError, match=r"nothing was given to ctx\.prepare"):
             ctx.prepare()
-        with pytest.raises(errors.ModelError, match=r"several models were given .* one job trains one model"):
+        with pytest.raises(errors.ModelError, match=r"several models were given .* give each a call of its own"):
             ctx.prepare(model, network(), sgd(model.parameters()))
         with pytest.raises(errors.ModelError, match=r"several optimizers were given .* give it a parameter group for"):
             ctx.prepare(model, sgd(model.parameters()), plain(model.parameters()))
@@ -285,7 +285,7 @@ def test_prepare_twice_and_in_parts() -> None:
         scheduler = ctx.prepare(StepLR(optimizer, 1))
         with pytest.raises(errors.UserError, match="not StepScheduler again"):
             ctx.prepare(scheduler)
-        with pytest.raises(errors.ModelError, match="one job trains one model"):
+        with pytest.raises(errors.ModelError, match="to train several, give each one a name"):
             ctx.prepare(other, sgd(other.parameters()))
         ctx.prepare(DataLoader(dataset(8), batch_size=4))
         with pytest.raises(errors.DataError, match="a training loader already"):

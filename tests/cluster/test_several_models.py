@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support.cluster.adversaries import EPOCHS, Adversaries, data_of, with_plain_torch
-from tests.support.cluster.harness import Outcome, train
+from paramserver import errors
+from paramserver.worker.context import Context
+from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train
+from tests.support.cluster.programs import dataset
+from tests.support.turns.adversaries import EPOCHS, Adversaries, data_of, models, optimizers, with_plain_torch
 
 SLICES = 2
 
@@ -26,9 +33,15 @@ def states_agree(found: dict[str, Any], model: Any, optimizer: Any) -> None:
     assert rates[0] == rates[1]
 
 
-def run(workers: int, servers: int, script: Adversaries, **settings: object) -> Outcome:
+def differs(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether weights or optimizer state of a model are other ones."""
+    weights = any(not torch.equal(value, other["model"][key]) for key, value in one["model"].items())
+    return weights or str(one["optimizer"]["state"]) != str(other["optimizer"]["state"])
+
+
+def run(workers: int, servers: int, script: Adversaries, **settings: Any) -> Outcome:
     """A whole job of this script."""
-    return train(script, workers, servers, **{"slices_per_step": SLICES, **settings})
+    return train(script, workers, servers, slices_per_step=SLICES, **settings)
 
 
 @pytest.mark.parametrize("turns", [1, 3])
@@ -39,3 +52,147 @@ def test_two_models_that_step_in_turn_are_those_of_plain_torch(turns: int) -> No
     for state in script.states:
         states_agree(state["forger"], forger, of_forger)
         states_agree(state["critic"], critic, of_critic)
+
+
+@cache
+def digests(turns: int) -> tuple[str, str, str]:
+    """Of a job with two workers and two servers."""
+    return run(2, 2, Adversaries(turns=turns)).digests
+
+
+@pytest.mark.parametrize(("workers", "servers", "turns"), [(1, 1, 1), (3, 1, 1), (1, 3, 2)])
+def test_the_bits_do_not_depend_on_the_number_of_workers_and_servers(workers: int, servers: int, turns: int) -> None:
+    assert run(workers, servers, Adversaries(turns=turns)).digests == digests(turns)
+
+
+def test_a_worker_that_dies_between_two_turns_changes_no_bit() -> None:
+    steps: Counter[str] = Counter()
+    died: list[str] = []
+
+    def each(ctx: Context, name: str) -> None:
+        steps[name] += 1
+        if ctx.rank == 1 and steps["critic"] > 4 and name == "critic" and not died:
+            died.append(name)
+            raise Died
+
+    assert run(2, 2, Adversaries(each=each)).digests == digests(1)
+    assert died == ["critic"]
+
+
+def test_each_turn_counts_once_in_asynchronous_mode() -> None:
+    script = Adversaries(turns=2)
+    with Cluster(2, 2, mode="async", staleness=2) as cluster:
+        outcome = cluster.train(script)
+    data, _ = data_of(script.samples, script.turns)
+    assert data.slices_per_epoch == 30
+    assert outcome.result.version == EPOCHS * data.slices_per_epoch
+
+
+def test_a_turn_changes_only_its_model() -> None:
+    seen: list[tuple[str, bool, bool]] = []
+    before: dict[str, Any] = {}
+
+    def each(ctx: Context, name: str) -> None:
+        now = ctx.state_dict()
+        if before:
+            seen.append((name, differs(now["critic"], before["critic"]), differs(now["forger"], before["forger"])))
+        before.update(now)
+
+    train(Adversaries(norm=False, samples=12, each=each), 1, 1)
+    assert set(seen) == {("critic", True, False), ("forger", False, True)}
+
+
+def test_what_is_loaded_by_name_is_what_a_job_goes_on_from() -> None:
+    saved = Adversaries(samples=12)
+    run(1, 1, saved)
+    (state,) = saved.states
+    loaded: list[dict[str, Any]] = []
+
+    def script(ctx: Context) -> None:
+        one, other = models()
+        of_one, of_other = optimizers(one, other)
+        x, _ = dataset(12).tensors
+        ctx.prepare(other, of_other, name="critic")
+        ctx.prepare(one, of_one, DataLoader(TensorDataset(x), batch_size=4), name="forger")
+        ctx.load(state)
+        loaded.append(ctx.state_dict())
+
+    train(script, 1, 2)
+    for name in ("critic", "forger"):
+        assert loaded[0][name]["model"].keys() == state[name]["model"].keys()
+        assert all(torch.equal(value, state[name]["model"][key]) for key, value in loaded[0][name]["model"].items())
+        assert str(loaded[0][name]["optimizer"]["state"]) == str(state[name]["optimizer"]["state"])
+
+
+def _name_twice(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    ctx.prepare(forger, of_forger, name="one")
+    ctx.prepare(critic, of_critic, name="one")
+
+
+def _late(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    ctx.prepare(forger, of_forger, loader, name="forger")
+    ctx.prepare(critic, of_critic, name="critic")
+
+
+def _mixed(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    ctx.prepare(forger, of_forger, name="forger")
+    of_critic.add_param_group({"params": list(forger.parameters())})
+    ctx.prepare(critic, of_critic, name="critic")
+
+
+def _before_the_loader(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    _, of_forger = ctx.prepare(forger, of_forger, name="forger")
+    of_forger.step()
+
+
+def _out_of_turn(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    critic, of_critic = ctx.prepare(critic, of_critic, name="critic")
+    forger, of_forger, loader = ctx.prepare(forger, of_forger, loader, name="forger")
+    for _ in loader:
+        of_forger.step()
+
+
+def _too_often(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    critic, of_critic = ctx.prepare(critic, of_critic, name="critic")
+    forger, of_forger, loader = ctx.prepare(forger, of_forger, loader, name="forger")
+    for _ in loader:
+        of_critic.step()
+        of_critic.step()
+
+
+def _other_class(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    ctx.prepare(forger, of_forger, name="forger")
+    ctx.prepare(critic, torch.optim.SGD(critic.parameters(), lr=0.1), name="critic")
+
+
+def _no_turns(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    ctx.prepare(forger, of_forger, name="forger", turns=0)
+
+
+def _accumulates(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    ctx.prepare(forger, of_forger, loader, name="forger", turns=2, accumulate=2)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (_name_twice, "a model called 'one' is prepared already"),
+        (_late, "prepare every model before the loader"),
+        (_mixed, "give each model an optimizer of its own parameters only"),
+        (_before_the_loader, "give the loader to ctx.prepare before the first optimizer.step"),
+        (_out_of_turn, "steps where it is the turn of 'critic'"),
+        (_too_often, "steps where it is the turn of 'forger'"),
+        (_other_class, "optimizers of one class"),
+        (_no_turns, "at least 1, not 0"),
+        (_accumulates, "do not go with accumulate"),
+    ],
+)
+def test_wrong_use_is_refused_in_a_sentence(script: Callable[..., None], words: str) -> None:
+    def work(ctx: Context) -> None:
+        forger, critic = models()
+        x, _ = dataset(12).tensors
+        loader = DataLoader(TensorDataset(x), batch_size=4)
+        with pytest.raises(errors.ParamServerError, match=words):
+            script(ctx, forger, critic, *optimizers(forger, critic), loader)
+
+    inside(work)

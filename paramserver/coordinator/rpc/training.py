@@ -45,8 +45,8 @@ class Training:
                 )
             raise errors.DataError(
                 f"this worker's data set has {data.samples} samples in slices of {data.slice_size}, the one registered "
-                f"first has {known.samples} in slices of {known.slice_size} (or another drop_last, shuffle, "
-                "accumulate or number of turns): all workers must read the same data"
+                f"first has {known.samples} in slices of {known.slice_size} (or another number of "
+                "turns, drop_last, shuffle or accumulate): all workers must read the same data"
             )
         if known is None:
             self._job.schedule.register(data)

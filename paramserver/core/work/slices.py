@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
 
-from paramserver.core.work.turns import after_turns, next_turn, steps_with_turns
+from paramserver.core.turns.schedule import after_turns, next_turn, steps_with_turns
 
 Range = tuple[int, int]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from paramserver import errors
-from paramserver.worker.models.turns import Turns
+from paramserver.core.turns.turns import Turns
 from paramserver.worker.pace import Item
 from paramserver.worker.script.steps import Steps
 

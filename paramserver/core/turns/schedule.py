@@ -1,12 +1,12 @@
 """Which slices a synchronous step has if several optimizer steps, the turns, are made on each batch: pure functions.
 
-Slice ``batch * turns + turn`` is a turn on a batch. What is left of an epoch falls into *groups*: ``batches`` batches
-each, in their order, of which some turn is left. A group has a step for each turn that is left in it, in order.
+Slice ``batch * turns + turn`` is a turn on a batch. A step looks at the first ``batches`` batches of the epoch of which
+some turn is left. It has the earliest turn that is left of any of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 Range = tuple[int, int]
 Ranges = tuple[Range, ...]
@@ -39,12 +39,7 @@ def after_turns(ranges: Ranges, turns: int, batches: int, steps: int) -> Ranges:
             ranges, steps = _cut(ranges, passed * batches * turns), steps - passed * turns
             if not steps:
                 break
-        group, rest = _group(ranges, turns, batches)
-        left = sorted({slice_ % turns for slice_ in group})
-        done = set(left[:steps])
-        steps -= len(done)
-        ranges = (*_ranges(slice_ for slice_ in group if slice_ % turns not in done), *rest)
-        ranges = _joined(ranges)
+        ranges, steps = _after_one(ranges, turns, batches), steps - 1
     return ranges
 
 
@@ -59,13 +54,19 @@ def steps_with_turns(ranges: Ranges, turns: int, batches: int) -> int:
         if whole := _whole_groups(ranges, turns, batches):
             ranges, steps = _cut(ranges, whole * batches * turns), steps + whole * turns
             continue
-        group, ranges = _group(ranges, turns, batches)
-        steps += len({slice_ % turns for slice_ in group})
+        ranges, steps = _after_one(ranges, turns, batches), steps + 1
     return steps
 
 
+def _after_one(ranges: Ranges, turns: int, batches: int) -> Ranges:
+    """The slices that are left after the next step."""
+    group, rest = _group(ranges, turns, batches)
+    done = set(next_turn(ranges, turns, batches))
+    return _joined((*((slice_, slice_ + 1) for slice_ in group if slice_ not in done), *rest))
+
+
 def _whole_groups(ranges: Sequence[Range], turns: int, batches: int) -> int:
-    """How many groups at the beginning lie in the first range with all their turns, and need no closer look."""
+    """How often ``batches`` batches with all their turns lie at the beginning, and need no closer look."""
     lo, hi = ranges[0] if ranges else (0, 0)
     return 0 if lo % turns else (hi - lo) // (batches * turns)
 
@@ -77,7 +78,7 @@ def _cut(ranges: Ranges, count: int) -> Ranges:
 
 
 def _group(ranges: Sequence[Range], turns: int, batches: int) -> tuple[list[int], Ranges]:
-    """The slices of the first group, and the ranges after it."""
+    """The slices of the first ``batches`` batches, and the ranges after them."""
     group: list[int] = []
     last = found = -1
     for number, (lo, hi) in enumerate(ranges):
@@ -88,11 +89,6 @@ def _group(ranges: Sequence[Range], turns: int, batches: int) -> tuple[list[int]
                 return group, ((slice_, hi), *ranges[number + 1 :])
             group.append(slice_)
     return group, ()
-
-
-def _ranges(slices: Iterator[int]) -> Iterator[Range]:
-    for slice_ in slices:
-        yield slice_, slice_ + 1
 
 
 def _joined(ranges: Ranges) -> Ranges:
