@@ -213,8 +213,7 @@ class Context(Together):
         if any(isinstance(one, DataLoader) for one in objects) and self._binding is None:
             self._begin_together()
         made = [
-            self._models.optimizers[name] if isinstance(one, torch.optim.Optimizer) else prepare(one)
-            for one in objects
+            self._models.optimizers[name] if isinstance(one, torch.optim.Optimizer) else prepare(one) for one in objects
         ]
         return made[0] if len(made) == 1 else tuple(made)
 
