@@ -23,6 +23,7 @@ from paramserver.config import Settings, hide_password
 from paramserver.launch.display import Display, make_display
 from paramserver.launch.poll import Poll
 from paramserver.launch.preloading import preload
+from paramserver.launch.ranks import refuse_with_ddp
 from paramserver.launch.reporting import Reporting
 from paramserver.launch.spawn import Spawner
 from paramserver.launch.supervisor import Supervisor
@@ -95,6 +96,8 @@ class Launcher:
                 f"web.metrics is {metrics}, but paramserver run serves this machine only: say 127.0.0.1:0"
             )
         settings.replicas(launched=True)  # refuses a wish that cannot be
+        if settings.run.ddp:
+            refuse_with_ddp(settings)
         job = settings.cluster.job or f"{_job_stem(script)}-{secrets.token_hex(3)}"
         self._settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": job})})
         self._script, self._script_args = script, script_args
@@ -202,7 +205,11 @@ class Launcher:
         assert self._supervisor is not None
         self._supervisor.hear(status)
         self._report.hear(status)
-        self._display.update(status)
+        self._update(status)
+
+    def _update(self, status: coordinator_pb2.StatusResponse) -> None:
+        if not self._settings.run.ddp:  # steps and samples are the script's own
+            self._display.update(status)
 
     def _keep_checkpoints(self) -> None:
         """Without a place of its own the job can still go back to a checkpoint as long as it runs."""
@@ -294,7 +301,7 @@ class Launcher:
             summary = None
             while summary is None:
                 status = await _status(channel, model=True)
-                self._display.update(status)
+                self._update(status)
                 if not status.HasField("model"):
                     line = "the script ended without training: it never called ctx.prepare or Client.init"
                     if self._settings.run.ddp:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from paramserver import errors
+from paramserver.config import Settings
 from paramserver.launch.seats import ChildFailedError, Seat, Seats, how
 from paramserver.launch.spawn import Spawner
 from paramserver.processes.process import stop_all
@@ -13,6 +14,32 @@ from paramserver.processes.process import stop_all
 # One name for all ranks among those that are started again.
 _RANKS = "a rank"
 _PATIENCE_S = 1.5
+
+# Settings of a model on the servers, which a DDP script does not have there.
+_OF_MODELS = (
+    "cluster.replicas",
+    "checkpoint.dir",
+    "checkpoint.every",
+    "checkpoint.resume",
+    "consistency.mode",
+    "consistency.staleness",
+    "run.records",
+    "run.save",
+    "run.summary",
+    "run.track",
+    "training.slices_per_step",
+)
+
+
+def refuse_with_ddp(settings: Settings) -> None:
+    """Raise ConfigError for settings that would do nothing in a run of a DDP script."""
+    origins = settings.origins()
+    found = [f"{name} ({origins[name]})" for name in _OF_MODELS if origins[name] != "default"]
+    if found:
+        raise errors.ConfigError(
+            f"with run.ddp weights, data and optimizer stay in the script, so these do nothing: {', '.join(found)}; "
+            "leave them out"
+        )
 
 
 class Ranks:

@@ -28,6 +28,11 @@ AWAY = "server-1 is lost; another one takes its place"
     [
         (JobFacts(Phase.WAITING, "0/1 servers"), Status(State.WAITING, "0/1 servers")),
         (JobFacts(Phase.INITIALISING), Status(State.WAITING, "version 0 is on its way to the servers")),
+        (
+            JobFacts(Phase.WAITING, ranks=True),
+            Status(State.TRAINING, "the servers work for the ranks of a DDP script"),
+        ),
+        (JobFacts(Phase.WAITING, "0/1 servers", ranks=True), Status(State.WAITING, "0/1 servers")),
         (JobFacts(Phase.WAITING), Status(State.WAITING, "no script has registered a model")),
         (RUNNING, Status(State.TRAINING)),
         (replace(RUNNING, idle="a step has 2 slices"), Status(State.TRAINING, "a step has 2 slices")),

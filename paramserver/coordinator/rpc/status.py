@@ -101,6 +101,7 @@ def job_facts(job: Job) -> JobFacts:
         broken=list(job.promises.broken.values()),
         idle=job.idle.sentence(),
         stuck=job.stuck.reason,
+        ranks=job.options.workers == 0,
     )
 
 

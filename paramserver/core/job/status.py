@@ -85,6 +85,8 @@ class JobFacts:
     idle: str = ""
     # Why the job is stuck.
     stuck: str = ""
+    # No worker joins: ranks of a process group use the servers.
+    ranks: bool = False
 
 
 def job_status(facts: JobFacts) -> Status:
@@ -107,6 +109,8 @@ def job_status(facts: JobFacts) -> Status:
         return Status(State.DEGRADED, "; ".join(part for part in wrong if part))
     if facts.phase is not Phase.RUNNING:
         begun = facts.phase is not Phase.WAITING
+        if facts.ranks and not begun and not facts.reason:
+            return Status(State.TRAINING, "the servers work for the ranks of a DDP script")
         missing = "version 0 is on its way to the servers" if begun else "no script has registered a model"
         return Status(State.WAITING, facts.reason or missing)
     if facts.workers:
