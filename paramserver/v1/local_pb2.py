@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aparamserver/v1/local.proto\x12\x0eparamserver.v1\"\x83\x01\n\x08\x45nvelope\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\r\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x14\n\x07message\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x0e\n\x06\x63\x61ncel\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0c\n\x04text\x18\x07 \x01(\tB\n\n\x08_messageJ\x04\x08\x04\x10\x05J\x04\x08\x08\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aparamserver/v1/local.proto\x12\x0eparamserver.v1\"\x83\x01\n\x08\x45nvelope\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\r\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x14\n\x07message\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x0e\n\x06\x63\x61ncel\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0c\n\x04text\x18\x07 \x01(\tB\n\n\x08_messageJ\x04\x08\x04\x10\x05J\x04\x08\x08\x10\t\"Q\n\tHostShare\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\n\n\x02of\x18\x02 \x01(\r\x12\n\n\x02lo\x18\x03 \x01(\r\x12\n\n\x02hi\x18\x04 \x01(\r\x12\x12\n\npatience_s\x18\x05 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,4 +33,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENVELOPE']._serialized_start=47
   _globals['_ENVELOPE']._serialized_end=178
+  _globals['_HOSTSHARE']._serialized_start=180
+  _globals['_HOSTSHARE']._serialized_end=261
 # @@protoc_insertion_point(module_scope)

@@ -109,6 +109,11 @@ class FlatSpace:
         for index, flat in self._segments.items():
             flat.copy_(other._segments[index])
 
+    def sum_of(self, left: FlatSpace, right: FlatSpace) -> None:
+        """Become the sum of two spaces of the same layout, of which this space may be one."""
+        for index, flat in self._segments.items():
+            torch.add(left._segments[index], right._segments[index], out=flat)
+
     def add(self, other: FlatSpace) -> None:
         """Add another space of the same layout, element by element."""
         for index, flat in self._segments.items():

@@ -16,6 +16,13 @@ from paramserver.core.versions.reduction import Node, sibling
 
 # A piece waits at least so long for its sibling.
 LEAST_PATIENCE_S = 0.25
+# Workers may have one slice more than others, so a piece waits for longer than one slice takes.
+_PATIENCE = 1.5
+
+
+def patience_s(work_s: float) -> float:
+    """How long others wait for the contributions of a worker that takes ``work_s`` seconds for a slice."""
+    return max(LEAST_PATIENCE_S, _PATIENCE * work_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,8 @@ class HostSums:
     """The state for one host and one step at a time. All changes go through :meth:`handle`."""
 
     def __init__(self) -> None:
-        self.step, self._of = -1, 0
+        # The present step, and how many slices it has.
+        self.step, self.of = -1, 0
         self._workers: dict[int, _Worker] = {}
         # Of the present step: pieces by node, slices that were offered, and when the first of them was.
         self._pieces: dict[Node, _Piece] = {}
@@ -200,7 +208,7 @@ class HostSums:
         if step <= self.step:
             return []
         former, pieces, self._pieces = self.step, self._pieces, {}
-        self.step, self._of = step, of
+        self.step, self.of = step, of
         self._offered, self._first_at = RangeSet(), None
         effects: list[Effect] = []
         for node, piece in pieces.items():
@@ -212,7 +220,7 @@ class HostSums:
     def _offers(self, event: Offers, now: float) -> list[Effect]:
         effects, (lo, hi) = self._begin(event.step, event.of), event.node
         known = self._workers.setdefault(event.worker, _Worker())
-        over, apart = event.step < self.step, event.of != self._of
+        over, apart = event.step < self.step, event.of != self.of
         if over or apart or any(a < hi and lo < b for a, b in self._pieces):
             return [*effects, Drop(event.step, event.node), Answer(event.call, over)]
         if self._first_at is None:
@@ -256,7 +264,7 @@ class HostSums:
         for node, piece in sorted(self._pieces.items()):
             if piece.busy:
                 continue
-            other = sibling(node, self._of)
+            other = sibling(node, self.of)
             twin = self._pieces.get(other) if other is not None else None
             if other is not None and twin is not None and not twin.busy and twin.key == piece.key:
                 piece.adding = twin.adding = True
@@ -279,7 +287,7 @@ class HostSums:
 
     def _comes(self, node: Node) -> bool:
         """Whether the sibling of a piece may still come, so that both can be added."""
-        other = sibling(node, self._of)
+        other = sibling(node, self.of)
         if other is None or other in self._pieces:  # the latter is of another key, or on its way to the servers
             return False
         coming = RangeSet.from_ranges(at for at, one in self._pieces.items() if not one.pushing)
@@ -294,7 +302,7 @@ class HostSums:
     def _waiting(self) -> Iterator[tuple[_Piece, list[int]]]:
         """The pieces that wait, and for whom."""
         for node, piece in self._pieces.items():
-            other = sibling(node, self._of)
+            other = sibling(node, self.of)
             if piece.busy or other is None:
                 continue
             blamed = [ident for ident, worker in self._workers.items() if self._owes(worker, other)]

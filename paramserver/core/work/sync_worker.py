@@ -105,6 +105,19 @@ class SyncWorkerState:
         """Whether the slice is all that this worker has in this step, so that it is pushed as it is."""
         return self.range == (slice_, slice_ + 1) and not self._given_away
 
+    @property
+    def offers(self) -> Range:
+        """The slices whose contributions may be added to those of other workers before the push.
+
+        None if this worker hurries, since others may take its slices.
+        """
+        return self.range if self.moves and not self._hurry else (0, 0)
+
+    @property
+    def work_s(self) -> float:
+        """Seconds that a slice usually takes, until its push has arrived; 0: not known."""
+        return self._speed.work_s
+
     # ---- the one door
 
     def handle(self, event: Event, now: float) -> list[Effect]:

@@ -171,6 +171,7 @@ class Sender:
             and bool(used)
             and self._slices.named_by_data
             and links.near.shared is None
+            and not (links.host is not None and links.host.shares)  # its sum with others leaves when all are computed
             and not self.outgoing.lossy
             and pool.device.type == "cpu"
             and not self._member.rolled_back()

@@ -1,15 +1,15 @@
-"""The worker that pulls for its host: memory that the others map, and answers about what lies there."""
+"""The worker with the seat: memory with weights that the others map, and the sums of what all of them contribute."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import os
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
-from google.protobuf.message import DecodeError
 
 from paramserver import errors
 from paramserver.core.layout.arena import Arena
@@ -29,10 +29,14 @@ from paramserver.core.layout.host_weights import (
 from paramserver.core.layout.plan import ITEMSIZE, Kind, Plan, Segment
 from paramserver.tensors.dtypes import tensor_from
 from paramserver.transport.shm import segments
-from paramserver.transport.shm.channel import Line, join
+from paramserver.transport.shm.channel import join
+from paramserver.transport.shm.meeting import receive
 from paramserver.transport.shm.seat import Seat
 from paramserver.v1 import shard_pb2
-from paramserver.v1.local_pb2 import Envelope
+from paramserver.v1.local_pb2 import HostShare
+from paramserver.worker.host.guest import SILENT_S, readable
+from paramserver.worker.host.reader import SLOTS, Answer, Reader
+from paramserver.worker.host.sums import PushSum, Sums
 from paramserver.worker.weights.landing import Landing
 from paramserver.worker.weights.pulled import Pulled, merge
 
@@ -40,27 +44,23 @@ if TYPE_CHECKING:  # a coordinator loads no torch
     import torch
 
     from paramserver.worker.flat import FlatSpace
+    from paramserver.worker.memory.inbox import Inbox
 
 log = structlog.get_logger("paramserver.worker")
 
-# Only used slots take memory: three while all workers keep step, at most two more than there are workers.
-SLOTS = 32
-# A question is kept for so long. Then the answer says that this worker is alive.
-ALIVE_S = 0.5
 # After a worker could not be let in, for example for want of descriptors, none is for so long.
 _DEAF_S = 1.0
-# The calls that a reader may have open.
-_MOST_CALLS = 8
+# The number of this worker among those whose contributions are added.
+_SELF = 0
 
 # Pulls a version or a later one into memory.
 PullInto = Callable[[int, Landing], Awaitable[list[Pulled]]]
-Answer = Give | Refuse | None
 
 
 class Keeper:
-    """Pulls, and gives. Lives in the event loop."""
+    """Pulls, and gives; adds up, and pushes. Lives in the event loop. ``inbox``: of this worker."""
 
-    def __init__(self, seat: Seat, plan: Plan, arena: Arena, pull: PullInto) -> None:
+    def __init__(self, seat: Seat, plan: Plan, arena: Arena, inbox: Inbox, pull: PullInto, push: PushSum) -> None:
         """Takes ``seat`` over. Raises OSError where no memory can be shared."""
         self._seat, self._plan, self._arena, self._pull = seat, plan, arena, pull
         self._loop = asyncio.get_running_loop()
@@ -70,7 +70,11 @@ class Keeper:
         self._numbers = itertools.count(1)
         self._answers: dict[int, Callable[[Answer], None]] = {}
         self._spaces: dict[int, FlatSpace] = {}
-        self._readers: set[_Reader] = set()
+        self._readers: set[Reader] = set()
+        self._inbox = inbox
+        # By worker and slot of its inbox.
+        self._offered: dict[tuple[int, int], FlatSpace] = {}
+        self.sums = Sums(plan, push)
         self._tasks: set[asyncio.Task[None]] = set()
         # Set while no worker is let in.
         self._deaf: asyncio.TimerHandle | None = None
@@ -92,8 +96,26 @@ class Keeper:
         assert answer is not None
         return answer if isinstance(answer, Give) else answer.reason
 
+    def expect(self, share: HostShare) -> None:
+        """This worker says which slices it will offer."""
+        self.sums.expect(_SELF, share)
+
+    async def offer(self, header: shard_pb2.PushHeader) -> bool:
+        """Offer the contribution of this worker that lies in a slot of its inbox. False: it has to be pushed."""
+        answered: asyncio.Future[bool] = self._loop.create_future()
+
+        def answer(counted: bool) -> None:
+            if not answered.done():
+                answered.set_result(counted)
+
+        call = self.offered(_SELF, self._inbox.memory.view, header, answer)
+        try:
+            return await answered
+        finally:
+            self.sums.withdraw(call)
+
     async def close(self) -> None:
-        """Pull for nobody any more, so that another worker does."""
+        """Pull and push for nobody any more, so that another worker does."""
         if self._deaf is not None:
             self._deaf.cancel()
         self._loop.remove_reader(self._seat.socket.fileno())
@@ -105,6 +127,7 @@ class Keeper:
         for call, answer in list(self._answers.items()):
             answer(Refuse(call, "this worker leaves"))
         self._answers.clear()
+        await self.sums.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._segment.close()
 
@@ -124,9 +147,24 @@ class Keeper:
         self._handle(GivesUp(call))
         return True
 
-    def left(self, reader: _Reader) -> None:
+    def offered(
+        self, worker: int, inbox: memoryview, header: shard_pb2.PushHeader, answer: Callable[[bool], None]
+    ) -> int:
+        """A worker offers a contribution, see `Sums.offer`. Raises ProtocolError."""
+        from paramserver.worker.memory.inbox import in_slot
+
+        if header.shared.slot >= len(inbox) // self._arena.slot_bytes:
+            raise errors.ProtocolError(f"slot {header.shared.slot} is not in the inbox of this worker")
+        slot = worker, header.shared.slot
+        if slot not in self._offered:
+            self._offered[slot] = in_slot(self._arena, inbox, header.shared.slot)
+        return self.sums.offer(worker, header, self._offered[slot], answer)
+
+    def left(self, reader: Reader) -> None:
         """A reader is gone."""
         self._readers.discard(reader)
+        self._offered = {slot: space for slot, space in self._offered.items() if slot[0] != reader.number}
+        self.sums.left(reader.number)
         self._handle(Leaves(reader.number))
 
     def _listen(self) -> None:
@@ -143,9 +181,25 @@ class Keeper:
             self._deaf = self._loop.call_later(_DEAF_S, self._listen)
             return
         if connection is not None:
-            reader = _Reader(self, next(self._numbers))
-            self._readers.add(reader)
-            self._begin(join(reader, connection))
+            self._begin(self._let_in(connection))
+
+    async def _let_in(self, connection: socket.socket) -> None:
+        """A worker leaves a descriptor of its inbox, and is a guest from then on."""
+        try:
+            async with asyncio.timeout(SILENT_S):
+                await readable(connection)
+            (fd,) = receive(connection, 1)
+            inbox = segments.Foreign(fd, self._inbox.memory.nbytes)
+        except (OSError, ValueError) as error:
+            log.info("a worker of this host has left no memory with its gradients", reason=str(error))
+            connection.close()
+            return
+        except BaseException:
+            connection.close()
+            raise
+        reader = Reader(self, next(self._numbers), inbox)
+        self._readers.add(reader)
+        await join(reader, connection)
 
     # ---- what the state says
 
@@ -193,66 +247,3 @@ class Keeper:
             return tensor_from(self._segment.view[start : start + nbytes], segment.dtype)
 
         return FlatSpace(self._plan.layout, torch.device("cpu"), (Kind.PARAMETER, Kind.BUFFER), place)
-
-
-class _Reader(Line):
-    """The connection to another worker of this host."""
-
-    def __init__(self, keeper: Keeper, number: int) -> None:
-        super().__init__()
-        self.number = number
-        self._keeper = keeper
-        # By call of the other side: the number of the question, and what ends the wait for it.
-        self._open: dict[int, tuple[int, asyncio.TimerHandle]] = {}
-        self._loop = asyncio.get_running_loop()
-
-    def heard(self, envelope: Envelope) -> None:
-        """A question, or that it is given up."""
-        if envelope.cancel:
-            self._end(envelope.call)
-            return
-        request = shard_pb2.PullRequest()
-        try:
-            request.ParseFromString(envelope.message)
-        except DecodeError as error:
-            raise errors.ProtocolError("what came is no question for weights") from error
-        slots_exist = all(slot < SLOTS for slot in request.shared.reading)
-        if envelope.call in self._open or len(self._open) >= _MOST_CALLS or not slots_exist:
-            raise errors.ProtocolError("this question for weights makes no sense")
-        call = envelope.call
-        timer = self._loop.call_later(ALIVE_S, self._still_there, call)
-        self._open[call] = 0, timer
-        asked = self._keeper.ask(
-            self.number, request.min_version, request.shared.reading, lambda answer: self._answer(call, answer)
-        )
-        if call in self._open:  # it is not answered yet
-            self._open[call] = asked, timer
-
-    def lost(self) -> None:
-        """The other worker is gone."""
-        for call in list(self._open):
-            self._end(call)
-        self._keeper.left(self)
-
-    def _end(self, call: int) -> bool:
-        """A question is over. False: it was before."""
-        asked, timer = self._open.pop(call, (0, None))
-        if timer is None:
-            return False
-        timer.cancel()
-        self._keeper.give_up(asked)
-        return True
-
-    def _still_there(self, call: int) -> None:
-        if self._end(call):
-            self._tell(call, shard_pb2.PullHeader())
-
-    def _answer(self, call: int, answer: Answer) -> None:
-        self._end(call)
-        if isinstance(answer, Give):
-            self._tell(call, shard_pb2.PullHeader(ready=True, version=answer.version, slot=answer.slot))
-        elif answer is not None:
-            self.post(Envelope(call=call, error=errors.UnavailableError.__name__, text=answer.reason))
-
-    def _tell(self, call: int, header: shard_pb2.PullHeader) -> None:
-        self.post(Envelope(call=call, message=header.SerializeToString()))

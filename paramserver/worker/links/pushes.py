@@ -26,6 +26,7 @@ from paramserver.worker.links.targets import Targets
 from paramserver.worker.links.traced import TracedPush
 
 if TYPE_CHECKING:
+    from paramserver.worker.host.tier import HostTier
     from paramserver.worker.memory.shared import Attached
 
 log = structlog.get_logger("paramserver.worker")
@@ -40,6 +41,8 @@ class Pushes:
     def __init__(self, targets: Targets, near: Near, flow_control: FlowControl) -> None:
         self._targets, self._near, self._flow_control = targets, near, flow_control
         self._workers = 1
+        # The one push of this host; None where each worker pushes by itself.
+        self.host: HostTier | None = None
         self._unpublished: Unpublished[Leaving] = Unpublished()
 
     def shared_by(self, workers: int) -> None:
@@ -49,8 +52,15 @@ class Pushes:
     async def push(self, leaving: Leaving) -> Outcomes:
         """Bring a contribution to every shard, as far as it is ready; wait until it is sealed and counted everywhere.
 
-        Returns when every shard has counted it or had it already; the outcomes that there were.
+        Returns when every shard has counted it or had it already; the outcomes that there were. A worker that shares
+        the push of its host may have another one bring it, in a sum.
         """
+        if self.host is not None and await self.host.offer(leaving):
+            return frozenset([shard_pb2.OUTCOME_ACCEPTED])
+        return await self.by_itself(leaving)
+
+    async def by_itself(self, leaving: Leaving) -> Outcomes:
+        """See :meth:`push`, without the help of others."""
         facts = leaving.facts
         between = asyncio.Lock() if planned("worker.between_shards") else None
         shards = len(self._targets)
@@ -94,17 +104,18 @@ class Pushes:
     async def _push_one(self, shard: int, leaving: Leaving) -> shard_pb2.Outcome:
         targets, facts = self._targets, leaving.facts
         flow, again = self._flow_control.flow(facts.nonce), False
+        lies = facts.slot is not None and self._near.shared is not None
 
         async def attempt(timeout_s: float) -> shard_pb2.PushResponse:
             nonlocal flow, again
             mine, flow = flow, None  # only the first attempt
-            if again or facts.slot is not None:
+            if again or lies:
                 await leaving.whole()
             again = True
-            if facts.slot is not None:
+            if lies:
                 await self._near.attach_again(shard, timeout_s)
             channel = targets.channels[shard]
-            attached = self._near.attached(shard) if facts.slot is not None else None
+            attached = self._near.attached(shard) if lies else None
             if attached is None:
                 reply = await self._upload(shard, leaving, channel, mine, timeout_s)
             else:

@@ -18,6 +18,7 @@ from paramserver.worker.links.targets import Targets
 
 if TYPE_CHECKING:
     from paramserver.compress.casts import Cast
+    from paramserver.worker.memory.inbox import Inbox
 
 
 class ShardLinks:
@@ -37,17 +38,28 @@ class ShardLinks:
         self.pulls = Pulls(targets, self.near, self.questions, flow_control, rounding)
         self.pushes = Pushes(targets, self.near, flow_control)
         self.states = States(targets)
-        # The one pull of this host; None where each worker pulls by itself.
+        # The one pull and push of this host; None where each worker pulls and pushes by itself.
         self.host: HostTier | None = None
 
     def share_pulls(self, secret: str) -> None:
-        """Pull once for all workers of this host that have this secret, if weights are many and come as they are."""
+        """Pull and push once for all workers of this host that have this secret.
+
+        Not if weights are few, or do not come as they are.
+        """
         much = moving_bytes(self.plan.layout.chunks) >= tier.LEAST_BYTES
         if much and self.near.shared is None and self.pulls.rounding is None:
             targets = self._targets
             name = name_of(secret, targets.job, targets.timeline, targets.plan)
-            self.host = self.pulls.host = HostTier(targets.plan, name, self.pulls.for_host)
+            self.host = HostTier(targets.plan, name, self.pulls.for_host, self.pushes.by_itself)
+            self.pulls.host = self.pushes.host = self.host
             targets.beside(self.host.run())
+
+    @property
+    def inbox(self) -> Inbox | None:
+        """Memory in which others on this host read what this worker contributes; None: nobody reads there."""
+        if self.near.shared is not None:
+            return self.near.shared.inbox
+        return self.host.inbox if self.host is not None else None
 
     async def move(self, shard: int, channel: Channel, name: str) -> None:
         """Another server, called ``name``, has this shard from now on: ``channel`` leads to it.
@@ -62,6 +74,6 @@ class ShardLinks:
     async def close(self) -> None:
         """Close the channels."""
         self.pulls.close()
-        self.host = self.pulls.host = None
+        self.host = self.pulls.host = self.pushes.host = None
         await self.near.close()
         await self._targets.close()

@@ -1,4 +1,4 @@
-"""A worker's inbox: memory in which the servers on its host read its contributions where they are."""
+"""A worker's inbox: memory in which others on its host, servers or a worker, read its contributions where they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOTS = 64
 
 
 class Inbox:
-    """Room for up to ``SLOTS`` contributions, in one piece of memory that every server on this host sees."""
+    """Room for up to ``SLOTS`` contributions, in one piece of memory that others on this host see."""
 
     def __init__(self, arena: Arena) -> None:
         """Raises OSError if there is no memory to share."""
@@ -37,17 +37,22 @@ class Inbox:
         except OSError as error:
             self._full = True
             log.warning(
-                "there is no memory for gradients that servers on this host can read in place; they are sent over the "
+                "there is no memory for gradients that others on this host can read in place; they are sent over the "
                 "network instead, which is slower: give this host or container more memory",
                 error=str(error),
             )
             return None
         self._taken += 1
+        return in_slot(self._arena, self.memory.view, self._taken - 1)
 
-        def place(segment: Segment) -> torch.Tensor:
-            start = base + self._arena.starts[segment.index]
-            nbytes = segment.elements * ITEMSIZE[segment.dtype]
-            return tensor_from(self.memory.view[start : start + nbytes], segment.dtype)
 
-        cpu = torch.device("cpu")
-        return FlatSpace(self._arena.layout, cpu, (Kind.PARAMETER, Kind.BUFFER), place, self._taken - 1)
+def in_slot(arena: Arena, inbox: memoryview, number: int) -> FlatSpace:
+    """The contribution in a slot of an inbox, without a copy."""
+    base = number * arena.slot_bytes
+
+    def place(segment: Segment) -> torch.Tensor:
+        start = base + arena.starts[segment.index]
+        nbytes = segment.elements * ITEMSIZE[segment.dtype]
+        return tensor_from(inbox[start : start + nbytes], segment.dtype)
+
+    return FlatSpace(arena.layout, torch.device("cpu"), (Kind.PARAMETER, Kind.BUFFER), place, number)

@@ -1,4 +1,4 @@
-"""Memory for a worker's contributions: on the model's device, copies in main memory, the inbox that servers read."""
+"""Memory for a worker's contributions: on the model's device, copies in main memory, the inbox that others read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paramserver.core.layout.plan import Layout
 from paramserver.worker.device import Mover, mover_for
 from paramserver.worker.flat import FlatSpace, PartialSumPool, no_space
 from paramserver.worker.gradients.staging import Staging
-from paramserver.worker.memory.shared import SharedMemory
+from paramserver.worker.memory.inbox import Inbox
 
 
 class Places:
@@ -20,14 +20,14 @@ class Places:
         # Memory for contributions; exists after a model was registered.
         self.pool: PartialSumPool
 
-    def renew(self, space: FlatSpace, shared: SharedMemory | None) -> None:
-        """Make all memory anew for weights that lie in ``space``; ``shared``: the memory that servers read."""
+    def renew(self, space: FlatSpace, inbox: Inbox | None) -> None:
+        """Make all memory anew for weights that lie in ``space``; ``inbox``: the memory that others read."""
         layout: Layout = space.layout
-        inbox = shared.inbox.space if shared is not None else no_space
+        spaces = inbox.space if inbox is not None else no_space
         self.release()
         self.mover = self.mover or mover_for(space.device)
-        self.staging = Staging(layout, self.mover, inbox) if self.mover is not None else None
-        self.pool = PartialSumPool(layout, space.device, inbox if self.mover is None else no_space)
+        self.staging = Staging(layout, self.mover, spaces) if self.mover is not None else None
+        self.pool = PartialSumPool(layout, space.device, spaces if self.mover is None else no_space)
 
     def installed(self, version: int) -> None:
         """All shards have published ``version``: nobody needs contributions of earlier steps any more."""

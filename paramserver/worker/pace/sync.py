@@ -11,6 +11,7 @@ from typing import Any
 
 from paramserver import errors
 from paramserver.core.versions.events import AtLeast
+from paramserver.core.versions.host_sums import patience_s
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.ranges import RangeSet
 from paramserver.core.versions.reduction import Node as TreeNode
@@ -89,6 +90,8 @@ class SyncPace:
         self._pushes: list[PushFuture] = []
         self._groups: Sequence[types_pb2.GroupHypers] = ()
         self._counted = True
+        # The slices of a step that the other workers of this host were told of.
+        self._expected: tuple[int, ...] = ()
 
     # ---- the face of a pace
 
@@ -186,7 +189,17 @@ class SyncPace:
 
     def _handle(self, event: Event) -> list[Effect]:
         with self._lock:
-            return self._state.handle(event, time.monotonic())
+            effects = self._state.handle(event, time.monotonic())
+        self._tell_host()
+        return effects
+
+    def _tell_host(self) -> None:
+        """Tell the worker that pushes for this host which slices it can expect."""
+        host, state = self._links.host, self._state
+        share = state.step, state.of, *(state.offers if not self._sender.outgoing.lossy else (0, 0))
+        if host is not None and share != self._expected:
+            self._expected = share
+            host.expect(*share, patience_s(state.work_s))
 
     def _tell(self, event: Event) -> Compute | None:
         return self._perform(self._handle(event))

@@ -94,7 +94,7 @@ class Weights:
         """The worker has met other servers."""
         self.end_copy()
         near = self._shards.links.near.shared
-        self._places.renew(self.space, near)
+        self._places.renew(self.space, self._shards.links.inbox)
         if self._places.mover is not None or self._shards.rounding is not None:
             near = None
         self.in_place = InPlace(near) if near is not None and InPlace.possible(near) else None
