@@ -1,8 +1,10 @@
-"""Workers of one host pull each version once, whatever happens to the one that pulls: same bits."""
+"""Workers of one host pull each version once, and push one sum, whatever happens to the worker with the seat."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,12 +14,20 @@ import torch
 from torch import nn
 
 from paramserver import errors
+from paramserver.core.versions.host_sums import LEAST_PATIENCE_S
+from paramserver.core.versions.reduction import Node
 from paramserver.transport.shm.segments import Segment
+from paramserver.v1.local_pb2 import Envelope
 from paramserver.worker.context import Context
-from paramserver.worker.host import tier
+from paramserver.worker.gradients.contribution import Outcomes
+from paramserver.worker.gradients.leaving import Leaving
+from paramserver.worker.host import guest, tier
 from paramserver.worker.host.guest import Guest
 from paramserver.worker.host.keeper import Keeper
+from paramserver.worker.host.reader import Reader
+from paramserver.worker.host.sums import Sums
 from paramserver.worker.host.tier import HostTier
+from paramserver.worker.links.pushes import Pushes
 from tests.support.cluster.harness import Cluster, Died, Outcome, Worker, train, until
 from tests.support.cluster.programs import Program, adamw, dataset, model_of, network, plain
 from tests.support.contract.movers import LateMover
@@ -106,6 +116,21 @@ def test_servers_send_each_version_once() -> None:
     steps = outcome.summary["steps"]
     assert steps == 24
     assert steps * weights <= sent <= (steps + 3 * 3) * weights * 1.05
+
+
+@pytest.mark.parametrize(
+    "sizes", [SIZES, pytest.param({**SIZES, "workers": 4, "slices_per_step": 8}, marks=pytest.mark.long)]
+)
+def test_servers_receive_one_sum_per_step(sizes: dict[str, Any]) -> None:
+    """Three workers would push three contributions. The first steps are before the workers have found each other."""
+    program = Program(DATA, 4, epochs=6, model=wide)
+    with Cluster(**sizes, transport="bulk", host_tier=True) as cluster:
+        outcome = cluster.train(together(program), CHUNKS)
+        received = sum(stats.bytes_pushed for stats in cluster.stats())
+    gradients = 4 * sum(parameter.numel() for parameter in wide().parameters())
+    steps = outcome.summary["steps"]
+    assert steps * gradients <= received <= (steps + 3 * 3) * gradients * 1.05
+    assert outcome.digests == train(program, **sizes, settings=CHUNKS).digests
 
 
 def test_the_weights_of_all_workers_lie_in_the_memory_of_one() -> None:
@@ -232,3 +257,109 @@ def test_models_on_a_device_get_copies_of_the_weights_of_the_host(monkeypatch: p
     assert len(movers) == 3
     assert [mover.mistakes for mover in movers] == [[]] * 3
     assert len(taken) >= 3 * 5
+
+
+# ---- sums
+
+PROGRAM = Program(DATA, 4, model=wide, epochs=3)
+MOMENTS = ("a sum is made", "one server has the sum", "all servers have the sum", "the others know")
+
+
+@pytest.mark.parametrize(
+    "when", [MOMENTS[1], *(pytest.param(one, marks=pytest.mark.long) for one in MOMENTS if one != MOMENTS[1])]
+)
+def test_the_worker_that_pushes_is_gone_when(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others push what they have, also what was counted: a server that dies may have been the only one to know."""
+    wanted = train(PROGRAM, **SIZES, settings=CHUNKS).digests
+    gone: list[Keeper] = []
+    pushed_again: list[str] = []
+    with Cluster(**SIZES, transport="bulk", host_tier=True) as cluster:
+        send, again = Sums._send, HostTier._by_itself
+
+        async def goes() -> None:
+            (keeper,) = [
+                role for role in map(role_of, (w.context for w in cluster.workers)) if isinstance(role, Keeper)
+            ]
+            gone.append(keeper)
+            tiers = [tier_of(worker.context) for worker in cluster.workers]
+            guests = [one for one in tiers if one._role is not keeper]
+            while when == MOMENTS[3] and not all(one._pushed for one in guests):
+                await asyncio.sleep(0.001)
+            await keeper.close()  # the kernel would do this for a process
+            for worker in cluster.workers:
+                if role_of(worker.context) is keeper:
+                    tier_of(worker.context)._change(None)
+
+        async def one_server(leaving: Leaving) -> frozenset[Any]:
+            pushes = cluster.workers[0].context.engine.shards.links.pushes
+            await pushes._push_one(0, leaving)
+            raise errors.UnavailableError("the worker that pushes is gone")
+
+        async def breaks_off(self: Sums, step: int, node: Node) -> None:
+            if step < 4 or gone:
+                await send(self, step, node)
+                return
+            if when == MOMENTS[1]:
+                self._push = one_server
+            if when != MOMENTS[0]:
+                if when == MOMENTS[2]:
+                    self._closed = True  # it answers nobody any more
+                await send(self, step, node)
+                self._closed = False
+            asyncio.ensure_future(goes())  # noqa: RUF006
+
+        async def by_itself(self: HostTier, leaving: Leaving) -> None:
+            pushed_again.append(str(leaving.facts.name))
+            await again(self, leaving)
+
+        monkeypatch.setattr(Sums, "_send", breaks_off)
+        monkeypatch.setattr(HostTier, "_by_itself", by_itself)
+        assert cluster.train(together(PROGRAM), CHUNKS).digests == wanted
+    assert len(gone) == 1
+    assert when != MOMENTS[3] or len(pushed_again) >= 2
+
+
+def test_a_sum_that_servers_do_not_take_is_pushed_in_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = train(PROGRAM, **SIZES, settings=CHUNKS).digests
+    original, refused = Pushes.by_itself, []
+
+    async def refuses(self: Pushes, leaving: Leaving) -> Outcomes:
+        if leaving.facts.slot is None:
+            refused.append(leaving.facts.name)
+            raise errors.UnavailableError("no sum is taken")
+        return await original(self, leaving)
+
+    monkeypatch.setattr(Pushes, "by_itself", refuses)
+    assert hosted(PROGRAM).digests == wanted
+    assert len(refused) >= 8
+
+
+def test_a_worker_with_the_seat_that_says_nothing_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = train(PROGRAM, **SIZES, settings=CHUNKS).digests
+    heard, original = [], Reader.heard
+
+    def deaf(self: Reader, envelope: Envelope) -> None:
+        if envelope.method in (guest.OFFER, guest.SHARE) and not envelope.cancel:
+            heard.append(envelope.method)
+        else:
+            original(self, envelope)
+
+    monkeypatch.setattr(Reader, "heard", deaf)
+    monkeypatch.setattr(guest, "SILENT_S", 0.3)
+    monkeypatch.setattr(guest, "_LOOK_S", 0.1)
+    assert hosted(PROGRAM).digests == wanted
+    assert 2 <= heard.count(guest.OFFER) <= 4, "each of the two others asks once, and pauses"
+
+
+def test_a_worker_that_is_late_is_not_waited_for() -> None:
+    late: list[int] = []
+
+    def look(ctx: Context, slices: int) -> None:
+        if ctx.rank == 1 and slices in (2, 3):
+            time.sleep(2 * LEAST_PATIENCE_S)
+        role = role_of(ctx)
+        if isinstance(role, Keeper):
+            late.append(sum(worker.late for worker in role.sums._state._workers.values()))
+
+    assert hosted(PROGRAM, each=look).digests == train(PROGRAM, **SIZES, settings=CHUNKS).digests
+    assert max(late) >= 1

@@ -90,11 +90,13 @@ def _shared_bytes(pid: int) -> int:
     return found
 
 
-def test_a_host_receives_weights_once_per_step(site: Site) -> None:
+def test_a_host_receives_weights_and_sends_gradients_once_per_step(site: Site) -> None:
     shared, apart = Measured(site, "auto"), Measured(site, "off")
     print({"once": (shared.received, shared.sent, shared.mapped), "each": (apart.received, apart.sent)})
     assert all(1.0 <= times <= 1.05 for times in shared.received.values()), shared.received
     assert all(times >= 0.95 * PER_HOST for times in apart.received.values()), apart.received
+    assert all(1.0 <= times <= 1.05 for times in shared.sent.values()), shared.sent
+    assert all(times >= 0.95 * PER_HOST for times in apart.sent.values()), apart.sent
     # The version at hand, the former one, and the next one, however many workers there are.
     assert all(1.0 <= copies <= 3.1 for copies in shared.mapped.values()), shared.mapped
     assert shared.weights == apart.weights
