@@ -169,8 +169,8 @@ class Cluster(Section):
     host_tier: Literal["auto", "off"] = Field(
         default="auto",
         description="auto: where several workers run on one host and the servers on others, one of the workers pulls "
-        "the weights for all of them, in synchronous mode, if the model has 1 MB or more and cluster.transport is auto "
-        "or bulk. off: each worker pulls by itself.",
+        "the weights for all of them, adds up their gradients and pushes the sum, in synchronous mode, if the model "
+        "has 1 MB or more and cluster.transport is auto or bulk. off: each worker pulls and pushes by itself.",
     )
     meeting_dir: Annotated[
         str,

@@ -117,8 +117,7 @@ async def meet(name: str, nbytes: int, inbox: Segment) -> Guest:
     """
     connection = connected(name)
     try:
-        async with asyncio.timeout(SILENT_S):
-            await readable(connection)
+        await readable(connection)
         (fd,) = receive(connection, 1)
         memory = Foreign(fd, nbytes)
         socket.send_fds(connection, [_BYTE], [inbox.reading_fd])
@@ -134,12 +133,13 @@ async def meet(name: str, nbytes: int, inbox: Segment) -> Guest:
 
 
 async def readable(connection: socket.socket) -> None:
-    """Wait until something has come."""
+    """Wait until something has come. Raises TimeoutError."""
     loop = asyncio.get_running_loop()
     come = asyncio.Event()
     loop.add_reader(connection.fileno(), come.set)
     try:
-        await come.wait()
+        async with asyncio.timeout(SILENT_S):
+            await come.wait()
     finally:
         with suppress(OSError):
             loop.remove_reader(connection.fileno())

@@ -34,7 +34,7 @@ from paramserver.transport.shm.meeting import receive
 from paramserver.transport.shm.seat import Seat
 from paramserver.v1 import shard_pb2
 from paramserver.v1.local_pb2 import HostShare
-from paramserver.worker.host.guest import SILENT_S, readable
+from paramserver.worker.host.guest import readable
 from paramserver.worker.host.reader import SLOTS, Answer, Reader
 from paramserver.worker.host.sums import PushSum, Sums
 from paramserver.worker.weights.landing import Landing
@@ -186,8 +186,7 @@ class Keeper:
     async def _let_in(self, connection: socket.socket) -> None:
         """A worker leaves a descriptor of its inbox, and is a guest from then on."""
         try:
-            async with asyncio.timeout(SILENT_S):
-                await readable(connection)
+            await readable(connection)
             (fd,) = receive(connection, 1)
             inbox = segments.Foreign(fd, self._inbox.memory.nbytes)
         except (OSError, ValueError) as error:
