@@ -81,10 +81,12 @@ def cluster(
     beside: bool = False,
     script: Path = SCRIPT,
     settings: Mapping[str, str] | None = None,
+    per_host: int = 1,
 ) -> dict[str, Any]:
     """Train a script on a cluster; what its rank 0 wrote. Raises RuntimeError if a process fails.
 
-    ``beside``: with one more server beside each worker. ``settings``: of the job, by dotted name.
+    ``beside``: with one more server beside each worker. ``settings``: of the job, by dotted name. ``per_host``: the
+    number of workers of a host, which meet there.
     """
     known = {"cluster.link_mbps": f"{network.megabits:g}", **(settings or {})}
     environ = {f"PARAMSERVER_{key.upper().replace('.', '__')}": value for key, value in known.items()}
@@ -94,10 +96,13 @@ def cluster(
     with _Job() as job:
         job.start(network, HEAD, "-m", "paramserver", "start", "coordinator", *flags, *sizes, environ=environ)
         for i in range(servers):
-            job.start(network, f"s{i}", "-m", "paramserver", "start", "server", "--join", at, "--insecure")
+            serve = ("-m", "paramserver", "start", "server", "--join", at, "--insecure")
+            job.start(network, f"s{i}", *serve, environ=environ)
         for i in range(workers):
-            call = (*("--with-server",) * beside, "--", str(script), *words, "--out", str(job.out))
-            job.start(network, f"w{i}", "-m", "paramserver", "start", "worker", "--join", at, "--insecure", *call)
+            ours = (*("--with-server",) * beside, "--", str(script), *words, "--out", str(job.out))
+            host = f"w{i // per_host}"
+            call = ("-m", "paramserver", "start", "worker", "--join", at, "--insecure", *ours)
+            job.start(network, host, *call, environ=environ, name=f"{host}-{i % per_host}")
         return job.finish()
 
 
@@ -150,15 +155,20 @@ class _Job:
             process.wait()
         self._stack.close()
 
-    def start(self, network: Network, host: str, *words: str, environ: dict[str, str] | None = None) -> None:
-        """Run Python there."""
-        runtime = self._directory / f"run-{host}"
+    def start(
+        self, network: Network, host: str, *words: str, environ: dict[str, str] | None = None, name: str = ""
+    ) -> None:
+        """Run Python there. ``name``: of the process, if it is not the only one of the host."""
+        name = name or host
+        runtime, meeting = self._directory / f"run-{name}", self._directory / f"meet-{host}"
         runtime.mkdir(mode=0o700)
+        meeting.mkdir(mode=0o700, exist_ok=True)
         # The hosts share the memory of this machine, which real ones do not.
         apart = {"PARAMSERVER_CLUSTER__TRANSPORT": "grpc", "PARAMSERVER_CLUSTER__HOST_TIER": "off"}
+        apart["PARAMSERVER_CLUSTER__MEETING_DIR"] = str(meeting)
         own = {"PARAMSERVER_INTERNAL_RUNTIME_DIR": str(runtime), **apart, **(environ or {})}
-        with (self._directory / f"{host}.log").open("wb") as log:
-            self._processes[host] = subprocess.Popen(
+        with (self._directory / f"{name}.log").open("wb") as log:
+            self._processes[name] = subprocess.Popen(
                 network.inside(host, sys.executable, *words),
                 env={**environment(), **own},
                 stdin=subprocess.DEVNULL,

@@ -276,23 +276,23 @@ def test_the_worker_that_pushes_is_gone_when(when: str, monkeypatch: pytest.Monk
     with Cluster(**SIZES, transport="bulk", host_tier=True) as cluster:
         send, again = Sums._send, HostTier._by_itself
 
+        def tiers() -> list[HostTier]:
+            return [tier_of(worker.context) for worker in cluster.workers if worker.context is not None]
+
         async def goes() -> None:
-            (keeper,) = [
-                role for role in map(role_of, (w.context for w in cluster.workers)) if isinstance(role, Keeper)
-            ]
+            (seat,) = [one for one in tiers() if isinstance(one._role, Keeper)]
+            keeper = seat._role
+            assert isinstance(keeper, Keeper)
             gone.append(keeper)
-            tiers = [tier_of(worker.context) for worker in cluster.workers]
-            guests = [one for one in tiers if one._role is not keeper]
-            while when == MOMENTS[3] and not all(one._pushed for one in guests):
+            while when == MOMENTS[3] and not all(one._pushed for one in tiers() if one is not seat):
                 await asyncio.sleep(0.001)
             await keeper.close()  # the kernel would do this for a process
-            for worker in cluster.workers:
-                if role_of(worker.context) is keeper:
-                    tier_of(worker.context)._change(None)
+            seat._change(None)
 
         async def one_server(leaving: Leaving) -> frozenset[Any]:
-            pushes = cluster.workers[0].context.engine.shards.links.pushes
-            await pushes._push_one(0, leaving)
+            context = cluster.workers[0].context
+            assert context is not None
+            await context.engine.shards.links.pushes._push_one(0, leaving)
             raise errors.UnavailableError("the worker that pushes is gone")
 
         async def breaks_off(self: Sums, step: int, node: Node) -> None:
