@@ -170,7 +170,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", choices=SIZES, default="0.5m", help="about how many parameters the model has")
     parser.add_argument("--text", type=Path, help="a file to learn from, instead of the standard library")
     parser.add_argument("--context", type=int, default=128, help="bytes that the model sees at once")
-    parser.add_argument("--batch-size", type=int, default=16, help="pieces of text in a slice")
+    parser.add_argument("--batch-size", type=int, default=16, help="pieces of text in a batch")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches whose gradients are added up before a step")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--pieces", type=int, default=4096, help="pieces of text in an epoch; 0: all of the text")
     parser.add_argument("--lr", type=float, default=2e-3, help="the largest learning rate")
@@ -180,6 +181,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bf16", action=argparse.BooleanOptionalAction, help="compute in bfloat16 (default: on a GPU only)"
     )
+    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     parser.add_argument("--sample", type=int, default=300, help="bytes to draw from the model at the end")
     return parser.parse_args()
 
@@ -192,22 +194,25 @@ def main() -> None:
     cut = len(data) * 9 // 10  # the last tenth is to validate
     train, validation = evenly(data, 0, cut, args.pieces), evenly(data, cut, len(data), 64)
     model = CharLM(*SIZES[args.size], args.context)
-    loader = ctx.prepare(DataLoader(train, batch_size=args.batch_size, shuffle=True))
+    loader = ctx.prepare(DataLoader(train, batch_size=args.batch_size, shuffle=True), accumulate=args.accumulate)
     optimizer = torch.optim.AdamW(groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.95))
-    schedule = warm_up_and_cosine(args.warm_up, args.epochs * len(loader))
+    schedule = warm_up_and_cosine(args.warm_up, args.epochs * -(-len(loader) // args.accumulate))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
     bf16 = ctx.device.type == "cuda" if args.bf16 is None else args.bf16
+    run: nn.Module = torch.compile(model) if args.compile else model
 
     for epoch in ctx.epochs(args.epochs):
         for x, y in loader:
-            loss = loss_of(model, x, y, bf16)
-            loss.backward()
+            loss = loss_of(run, x, y, bf16)
+            (loss / args.accumulate).backward()
+            ctx.log(loss=loss)
+            if not ctx.step_due:
+                continue
             ctx.clip_grad_norm(args.clip)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            ctx.log(loss=loss)
         if ctx.is_main:
             found = validate(model, validation, ctx.device, bf16)
             ctx.log(validation_loss=found)

@@ -5,7 +5,7 @@ To add a row: write a function of a side in a file of this package, and its `Row
 
 from __future__ import annotations
 
-from benchmarks.parity import loops, schedules, state
+from benchmarks.parity import examples, loops, schedules, state
 from benchmarks.parity.rows import Row
 
 SUBJECTS: dict[str, list[Row]] = {
@@ -13,5 +13,6 @@ SUBJECTS: dict[str, list[Row]] = {
     "Optimizers": schedules.OF_OPTIMIZERS,
     "Learning rates": schedules.OF_SCHEDULERS,
     "State": state.ROWS,
+    "Examples": examples.ROWS,
 }
 ROWS = [row for rows in SUBJECTS.values() for row in rows]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import agg, apply, busy, compress, ctrl, mem, shards, start, step_ideal, train, wire_bw
+from benchmarks import agg, apply, busy, charlm, compress, ctrl, mem, shards, start, step_ideal, train, wire_bw
 from benchmarks.counting import STEPS, Counts
 from benchmarks.counts import lines
 from benchmarks.launch import flags
@@ -145,3 +145,11 @@ def test_a_restart_ends_with_the_longest_pause_after_the_kill() -> None:
     assert start.back_at([0.0, 5.0, 5.1, 5.2, 5.21, 5.6, 5.7], killed_at=5.205) == 5.6
     with pytest.raises(ValueError, match="no step has followed"):
         start.back_at([1.0, 2.0], killed_at=3.0)
+
+
+def test_the_loss_that_a_run_printed_last_and_the_gap_to_the_first_mode() -> None:
+    assert charlm.last_loss("epoch 1: validation loss 3.250 nats per byte\nepoch 2: validation loss 2.500 nats") == 2.5
+    with pytest.raises(RuntimeError, match="printed no validation loss"):
+        charlm.last_loss("nothing")
+    lines = charlm.gaps({"sync": [2.0, 4.0], "async": [3.5, 3.25]}).splitlines()
+    assert lines[2:] == ["| sync | 3.000 | 2.000 and 4.000 | +0.000 |", "| async | 3.375 | 3.250 and 3.500 | +0.375 |"]
