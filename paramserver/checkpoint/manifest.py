@@ -19,6 +19,8 @@ from paramserver.errors import CheckpointError
 __all__ = ["FORMAT_VERSION", "Manifest", "NewerFormatError", "checkpoint_name", "decode", "encode", "parse_name"]
 
 FORMAT_VERSION = 1
+# The file with the state of registered objects, if a checkpoint has one.
+REGISTERED = "registered.safetensors"
 MAX_BYTES = 256 << 20
 
 _MAX_NUMBER = 10**18 - 1
@@ -75,7 +77,17 @@ class Manifest:
     @property
     def files(self) -> tuple[FileInfo, ...]:
         """All files that belong to it."""
-        return (*self.weights, *self.state)
+        return (*self.weights, *self.state, *self._registered)
+
+    @property
+    def _registered(self) -> tuple[FileInfo, ...]:
+        """The file with the state of registered objects, which stands with where training stands."""
+        named = self.position.get("registered")
+        if not isinstance(named, dict) or named.get("name") != REGISTERED:
+            return ()
+        size, sha256 = str(named.get("bytes", "")), str(named.get("sha256", ""))
+        _require(size.isdigit() and _SHA256.fullmatch(sha256) is not None, "position")
+        return (FileInfo(REGISTERED, int(size), sha256),)
 
     @property
     def nbytes(self) -> int:

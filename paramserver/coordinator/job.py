@@ -47,6 +47,7 @@ from paramserver.coordinator.work.agreeing import Agreeing
 from paramserver.coordinator.work.evaluating import Evaluating
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.registered import Registered
 from paramserver.coordinator.work.replication import Replication
 from paramserver.coordinator.work.resizing import Resizing
 from paramserver.coordinator.work.schedule import Schedule
@@ -150,6 +151,7 @@ class Job:
         self.loads = Loads(self)
         self.agreeing = Agreeing(self)
         self.evaluating = Evaluating(self)
+        self.registered = Registered(self)
 
     def _first_ident(self) -> int:
         """The first member number of this term. The store may not know which numbers an earlier term has used."""
@@ -272,6 +274,7 @@ class Job:
         )
         self.poison.write(record)
         self.agreeing.write(record)
+        self.registered.write(record)
         self.replication.write(record)
         self.resizing.write(record)
         record.events.extend(self.events.events())
@@ -297,7 +300,9 @@ class Job:
     def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest:
         """The manifest of a version of which all shards have written their parts."""
         assert self.registry.model is not None
-        return manifest_of(self.options, self.record(), self.registry.model, version, parts)
+        return manifest_of(
+            self.options, self.record(), self.registry.model, version, parts, self.registered.saved(version)
+        )
 
     def write_down(self) -> None:
         """Write the present record to the store and to the servers, in the background."""
@@ -413,6 +418,7 @@ class Job:
         self.reports.restore(record)
         self.poison.restore(record)
         self.agreeing.restore(record.agreed)
+        self.registered.restore(record.registered)
         self.loads.restore(record.loaded)
         self.mode_change.restore(record)
         self.replication.restore(record)

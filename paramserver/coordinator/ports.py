@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from paramserver.checkpoint.place import Place
 from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.tasks import Tasks
@@ -51,6 +52,16 @@ class Course(Protocol):
 
     def reopen_mode_change(self) -> None:
         """Mode and staleness can be changed again, on the present timeline."""
+
+
+class KeepingRegistered(Protocol):
+    """The state of objects that scripts have registered."""
+
+    async def save(self, place: Place, timeline: int, version: int) -> None:
+        """Write the state that belongs to the checkpoint of this version, if there is one. Raises CheckpointError."""
+
+    def named(self, version: int) -> None:
+        """Servers are told to copy this version."""
 
 
 class Holding(Protocol):

@@ -31,6 +31,7 @@ class CoordinatorService:
         self.initialize_done, self.lease = shown(training.initialize_done), shown(training.lease)
         self.begin, self.load, self.agree = shown(training.begin), shown(training.load), training.agree
         self.evaluate = training.evaluate
+        self.keep, self.kept = training.keep, training.kept
         self.finish, self.snapshot = shown(training.finish), shown(training.snapshot)
         # Operators.
         self.status, self.settings, self.probe = operators.status, operators.settings, operators.probe

@@ -940,6 +940,68 @@ class EvaluateResponse(_message.Message):
     waiting_for: str
     def __init__(self, slices: _Optional[_Iterable[int]] = ..., complete: bool = ..., results: _Optional[_Iterable[_Union[EvaluatedBatch, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
+class KeepRequest(_message.Message):
+    __slots__ = ("member", "timeline", "version", "total", "offset", "data")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    timeline: int
+    version: int
+    total: int
+    offset: int
+    data: bytes
+    def __init__(self, member: _Optional[int] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., total: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class KeepResponse(_message.Message):
+    __slots__ = ("wanted",)
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    wanted: bool
+    def __init__(self, wanted: bool = ...) -> None: ...
+
+class KeptRequest(_message.Message):
+    __slots__ = ("member", "base", "offset", "number")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    base: bool
+    offset: int
+    number: int
+    def __init__(self, member: _Optional[int] = ..., base: bool = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class KeptResponse(_message.Message):
+    __slots__ = ("number", "version", "total", "data")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    version: int
+    total: int
+    data: bytes
+    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., total: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class RegisteredFile(_message.Message):
+    __slots__ = ("checkpoint", "name", "bytes", "sha256", "version", "place")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    name: str
+    bytes: int
+    sha256: str
+    version: int
+    place: str
+    def __init__(self, checkpoint: _Optional[str] = ..., name: _Optional[str] = ..., bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., version: _Optional[int] = ..., place: _Optional[str] = ...) -> None: ...
+
 class LoadRequest(_message.Message):
     __slots__ = ("member", "timeline", "place")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -1127,7 +1189,7 @@ class HandInResponse(_message.Message):
     def __init__(self, clock_ns: _Optional[int] = ...) -> None: ...
 
 class JobRecord(_message.Message):
-    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "samples_before", "wanted", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading", "holders", "promotions", "takeovers", "repairs", "hurt", "plan", "newest_plan", "moved", "carried_from", "agreed", "wanted_servers", "events")
+    __slots__ = ("view", "settings", "expected_servers", "expected_workers", "members", "next_member", "data", "layout", "ready", "departed", "training_s", "lost", "finished", "summary", "address", "async_from", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "broken_promises", "losses", "missed", "poisoned", "deaths", "deaths_in_a_row", "samples_before", "wanted", "edition", "script_ended", "orderly", "tallies", "epochs_planned", "histories", "loaded", "loading", "holders", "promotions", "takeovers", "repairs", "hurt", "plan", "newest_plan", "moved", "carried_from", "agreed", "registered", "wanted_servers", "events")
     class SettingsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1188,6 +1250,7 @@ class JobRecord(_message.Message):
     MOVED_FIELD_NUMBER: _ClassVar[int]
     CARRIED_FROM_FIELD_NUMBER: _ClassVar[int]
     AGREED_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
     WANTED_SERVERS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     view: _types_pb2.View
@@ -1236,9 +1299,10 @@ class JobRecord(_message.Message):
     moved: bool
     carried_from: int
     agreed: _containers.RepeatedCompositeFieldContainer[Agreed]
+    registered: RegisteredFile
     wanted_servers: int
     events: _containers.RepeatedCompositeFieldContainer[Event]
-    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., samples_before: _Optional[int] = ..., wanted: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ..., holders: _Optional[_Iterable[_Union[HoldersRecord, _Mapping]]] = ..., promotions: _Optional[int] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., hurt: bool = ..., plan: _Optional[int] = ..., newest_plan: _Optional[int] = ..., moved: bool = ..., carried_from: _Optional[int] = ..., agreed: _Optional[_Iterable[_Union[Agreed, _Mapping]]] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+    def __init__(self, view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., settings: _Optional[_Mapping[str, str]] = ..., expected_servers: _Optional[int] = ..., expected_workers: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberRecord, _Mapping]]] = ..., next_member: _Optional[int] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., layout: _Optional[str] = ..., ready: bool = ..., departed: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., training_s: _Optional[float] = ..., lost: _Optional[_Iterable[str]] = ..., finished: bool = ..., summary: _Optional[str] = ..., address: _Optional[str] = ..., async_from: _Optional[int] = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., losses: _Optional[int] = ..., missed: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths: _Optional[_Iterable[_Union[_types_pb2.SliceRef, _Mapping]]] = ..., deaths_in_a_row: _Optional[int] = ..., samples_before: _Optional[int] = ..., wanted: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., edition: _Optional[int] = ..., script_ended: bool = ..., orderly: bool = ..., tallies: _Optional[_Iterable[_Union[Tally, _Mapping]]] = ..., epochs_planned: _Optional[int] = ..., histories: _Optional[_Iterable[str]] = ..., loaded: _Optional[_Union[LoadPlace, _Mapping]] = ..., loading: _Optional[_Union[LoadPlace, _Mapping]] = ..., holders: _Optional[_Iterable[_Union[HoldersRecord, _Mapping]]] = ..., promotions: _Optional[int] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., hurt: bool = ..., plan: _Optional[int] = ..., newest_plan: _Optional[int] = ..., moved: bool = ..., carried_from: _Optional[int] = ..., agreed: _Optional[_Iterable[_Union[Agreed, _Mapping]]] = ..., registered: _Optional[_Union[RegisteredFile, _Mapping]] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
 
 class HoldersRecord(_message.Message):
     __slots__ = ("primary", "backups", "lost")

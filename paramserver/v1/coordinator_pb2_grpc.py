@@ -125,6 +125,16 @@ class CoordinatorServiceStub(object):
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.EvaluateRequest.SerializeToString,
                 response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.EvaluateResponse.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Keep',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.KeepRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.KeepResponse.FromString,
+                _registered_method=True)
+        self.Kept = channel.unary_unary(
+                '/paramserver.v1.CoordinatorService/Kept',
+                request_serializer=paramserver_dot_v1_dot_coordinator__pb2.KeptRequest.SerializeToString,
+                response_deserializer=paramserver_dot_v1_dot_coordinator__pb2.KeptResponse.FromString,
+                _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/paramserver.v1.CoordinatorService/Scale',
                 request_serializer=paramserver_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
@@ -275,6 +285,20 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request, context):
+        """A worker brings the state of its registered objects at a version, a piece at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Kept(self, request, context):
+        """A worker asks for such a state, a piece at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scale(self, request, context):
         """Have another number of workers from now on.
         """
@@ -402,6 +426,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Evaluate,
                     request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.EvaluateRequest.FromString,
                     response_serializer=paramserver_dot_v1_dot_coordinator__pb2.EvaluateResponse.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.KeepRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.KeepResponse.SerializeToString,
+            ),
+            'Kept': grpc.unary_unary_rpc_method_handler(
+                    servicer.Kept,
+                    request_deserializer=paramserver_dot_v1_dot_coordinator__pb2.KeptRequest.FromString,
+                    response_serializer=paramserver_dot_v1_dot_coordinator__pb2.KeptResponse.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -916,6 +950,60 @@ class CoordinatorService(object):
             '/paramserver.v1.CoordinatorService/Evaluate',
             paramserver_dot_v1_dot_coordinator__pb2.EvaluateRequest.SerializeToString,
             paramserver_dot_v1_dot_coordinator__pb2.EvaluateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Keep',
+            paramserver_dot_v1_dot_coordinator__pb2.KeepRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.KeepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Kept(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramserver.v1.CoordinatorService/Kept',
+            paramserver_dot_v1_dot_coordinator__pb2.KeptRequest.SerializeToString,
+            paramserver_dot_v1_dot_coordinator__pb2.KeptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -310,7 +310,7 @@ class SharedPull(_message.Message):
     def __init__(self, attachment: _Optional[int] = ..., reading: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule", "taken", "slot", "draft", "counted")
+    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule", "taken", "slot", "draft", "counted", "copied")
     READY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +324,7 @@ class PullHeader(_message.Message):
     SLOT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     version: int
     timeline: int
@@ -337,7 +338,8 @@ class PullHeader(_message.Message):
     slot: int
     draft: int
     counted: bytes
-    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., taken: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., draft: _Optional[int] = ..., counted: _Optional[bytes] = ...) -> None: ...
+    copied: bool
+    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., taken: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., draft: _Optional[int] = ..., counted: _Optional[bytes] = ..., copied: bool = ...) -> None: ...
 
 class IdleRequest(_message.Message):
     __slots__ = ("job", "timeline", "worker")

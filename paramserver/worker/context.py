@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
@@ -27,6 +28,7 @@ from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.later.thawing import Thawing
 from paramserver.worker.models.prepared import Models, State
 from paramserver.worker.models.steps import TurnSteps
+from paramserver.worker.registered.objects import Objects
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import (
@@ -74,7 +76,8 @@ class Context(Together):
         self._on_close = on_close
         self._schedules = Schedules(engine, self._position, self._passes)
         self._draws = Draws(engine, settings.training.seed)
-        self._loop = Position(engine, self._passes, self._schedules)
+        self._objects = Objects(engine)
+        self._loop = Position(engine, self._passes, self._schedules, self._objects)
         # Of the model that was prepared.
         self._models = Models()
         self._model: nn.Module | None = None
@@ -133,9 +136,10 @@ class Context(Together):
     ) -> Any:
         """Replace a model, its optimizer, a DataLoader, a scheduler by ones that train on the cluster.
 
-        Takes them in any order and returns them in the same order: one object as it is, several as a tuple. The model
-        keeps its class. It is moved to :attr:`device`, and its weights become those of version 0, or of the job's
-        present version. Model and optimizer must be given together, in one call. Loader and scheduler may come before
+        Takes them in any order and returns them in the same order: one object as it is, several as a tuple. A
+        GradScaler stays the same object, and is registered (see :meth:`register`). The model keeps its class.
+        It is moved to :attr:`device`, and its weights become those of version 0, or of the job's present
+        version. Model and optimizer must be given together, in one call. Loader and scheduler may come before
         or later. Returns when the weights are there, which may take as long as the other members need to come.
 
         ``accumulate``: goes with the loader. The script adds up the gradients of so many batches before each
@@ -162,10 +166,10 @@ class Context(Together):
         if (model is None) != (optimizer is None):
             raise errors.ModelError("give the model and its optimizer to ctx.prepare together, in one call")
         for thing in objects:
-            if not isinstance(thing, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler):
+            if not isinstance(thing, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler | GradScaler):
                 done = " again" if isinstance(thing, SliceLoader | StepScheduler) else ""
                 raise errors.UserError(
-                    "ctx.prepare takes a module, an optimizer, a DataLoader or a scheduler, "
+                    "ctx.prepare takes a module, an optimizer, a DataLoader, a scheduler or a GradScaler, "
                     f"not {type(thing).__name__}{done}"
                 )
 
@@ -173,6 +177,8 @@ class Context(Together):
             return self._prepare_one(thing, accumulate, batches, own_streams)
 
         if name or self._models:
+            if later:
+                raise errors.UserError("later is for a job with one model, and this one has several (name=...)")
             return self._prepare_named(objects, model, optimizer, name, turns, one)
         if turns != 1:
             raise errors.UserError("turns belongs to a model with a name: ctx.prepare(model, optimizer, name=...)")
@@ -238,6 +244,9 @@ class Context(Together):
             return self._optimizer
         if isinstance(thing, DataLoader):
             return self._prepare_loader(thing, accumulate, batches, own_streams)
+        if isinstance(thing, GradScaler):
+            self.register("GradScaler", thing)
+            return thing
         assert isinstance(thing, LRScheduler)
         return self._schedules.prepare(thing)
 
@@ -281,6 +290,7 @@ class Context(Together):
             self._position,
             self._schedules,
             self._draws,
+            self._objects,
         )
         thawing = Thawing(self.engine, self._passes, binding, self._schedules)
         self._loop.model_comes(steps, guard, thawing)
@@ -431,6 +441,26 @@ class Context(Together):
 
     # ---- saving and loading
 
+    def register(self, name: str, thing: Any) -> None:
+        """Have the state of an object travel in checkpoints: averaged weights, a curriculum, a GradScaler, a count.
+
+        ``thing`` has ``state_dict()`` and ``load_state_dict(state)``. The state may hold tensors, numbers, texts, true,
+        false and None, and lists, tuples and dicts of these. If the job goes back to a checkpoint, or goes on from one
+        with ``--resume``, the object gets the state that it had at that version. A worker that comes late begins with
+        the newest state that is known. In synchronous mode the state at a version is that when the script asks for the
+        next batch. In asynchronous mode it is that of some worker, and up to 50 versions older.
+
+        Call it after ``prepare`` of the model, once for each object, in every worker alike. Raises UserError for other
+        objects and values, for a name that is taken, and for more than 512 MiB.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> scaler = torch.amp.GradScaler("cpu")
+        >>> ctx.register("scaler", scaler)
+        """
+        if self._binding is None:
+            raise errors.UserError("ctx.register belongs after ctx.prepare of the model")
+        self._objects.register(name, thing)
+
     def state_dict(self) -> dict[str, Any]:
         """Weights and buffers (``"model"``) and the optimizer's state (``"optimizer"``), as plain torch has them.
 
@@ -500,6 +530,7 @@ class Context(Together):
             raise errors.UserError(
                 "ctx.load belongs between two steps: call it after optimizer.step(), or outside of the loop"
             )
+        self._objects.settle()
         done = load(engine, self._passes, binding, self._model, bool(self._schedules), model, optimizer)
         if done and self._guard is not None and not self._passes.in_loop:
             self._guard.outside()

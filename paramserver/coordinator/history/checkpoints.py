@@ -62,6 +62,9 @@ class _Job(ports.Stage, ports.Commands, ports.Holding, Protocol):
     promises: Promises
     reports: Reports
 
+    @property
+    def registered(self) -> ports.KeepingRegistered: ...
+
     def manifest(self, version: int, parts: Sequence[shard_pb2.CopyStatus]) -> Manifest: ...
 
     def write_down(self) -> None: ...
@@ -157,6 +160,7 @@ class Checkpoints:
         if timeline != job.timeline:
             return left
         try:
+            await job.registered.save(place, timeline, version)
             manifest = job.manifest(
                 version, [part.facts for part in parts if isinstance(part.facts, shard_pb2.CopyStatus)]
             )

@@ -67,6 +67,9 @@ class Versions(Protocol):
 class _Job(ports.Stage, ports.Commands, Protocol):
     reports: Reports
 
+    @property
+    def registered(self) -> ports.KeepingRegistered: ...
+
 
 class Cuts:
     """Has all shards copy one version, one version at a time."""
@@ -126,6 +129,8 @@ class Cuts:
                     case GiveUp(error):
                         raise error
                     case command:
+                        if ahead and isinstance(command, Copy):
+                            self._job.registered.named(command.version)
                         cutting.handle(await self._attempt(timeline, command), time.monotonic())
 
     async def _attempt(self, timeline: int, command: Command) -> Event:

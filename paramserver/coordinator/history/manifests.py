@@ -24,8 +24,12 @@ def manifest_of(
     model: types_pb2.ModelSpec,
     version: int,
     parts: Sequence[shard_pb2.CopyStatus],
+    registered: coordinator_pb2.RegisteredFile | None = None,
 ) -> Manifest:
-    """The manifest of a version of which all shards have written their parts. ``record``: the present one."""
+    """The manifest of a version of which all shards have written their parts. ``record``: the present one.
+
+    ``registered``: the file with the state of registered objects.
+    """
     here = versions()
     return Manifest(
         job=options.job,
@@ -37,7 +41,7 @@ def manifest_of(
         model=json_format.MessageToDict(model, preserving_proto_field_name=True),
         weights=tuple(_info(part.weights) for part in parts),
         state=tuple(_info(part.optimizer) for part in parts),
-        position=json_format.MessageToDict(_position(record), preserving_proto_field_name=True),
+        position=json_format.MessageToDict(_position(record, registered), preserving_proto_field_name=True),
         run=dict(options.checkpoints.run or {}),
         written=datetime.now(UTC).isoformat(timespec="seconds"),
         paramserver=here["paramserver"],
@@ -46,7 +50,9 @@ def manifest_of(
     )
 
 
-def _position(record: coordinator_pb2.JobRecord) -> coordinator_pb2.JobRecord:
+def _position(
+    record: coordinator_pb2.JobRecord, registered: coordinator_pb2.RegisteredFile | None
+) -> coordinator_pb2.JobRecord:
     """Where training stands beside the weights: how the data is cut and dealt out, mode, seed."""
     view = types_pb2.View(
         timeline=record.view.timeline,
@@ -67,6 +73,7 @@ def _position(record: coordinator_pb2.JobRecord) -> coordinator_pb2.JobRecord:
         histories=record.histories[:1],
         poisoned=record.poisoned,
         agreed=record.agreed,
+        registered=registered,
         loaded=getattr(record, loaded) if loaded else None,
     )
 

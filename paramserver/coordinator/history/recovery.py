@@ -30,6 +30,7 @@ from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.work.agreeing import Agreeing
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.mode_change import ModeChange
+from paramserver.coordinator.work.registered import Registered
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.life import GoesBack, Phase, WentBack
@@ -68,6 +69,7 @@ _RESTORE_S = 600.0
 
 class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     agreeing: Agreeing
+    registered: Registered
     checkpoints: Checkpoints
     ending: Ending
     journal: Journal
@@ -352,11 +354,13 @@ class Recovery:
         job.loads.restore(where.loaded)
         job.poison.skip(where.poisoned)
         job.agreeing.restore(where.agreed)
+        job.registered.went_back(where.registered, saved.name, place)
         job.schedule.restore(where)
 
     async def _set_up(self) -> None:
         """Version 0 was not published: set all servers up, so that a worker can upload it again."""
         job, self._table = self._job, None
+        job.registered.went_back(None)
 
         def request(shard: int) -> shard_pb2.ConfigureRequest:
             configure = job.registry.configuration(shard)

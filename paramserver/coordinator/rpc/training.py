@@ -89,6 +89,16 @@ class Training:
         check_member(self._job, request.member)
         return await self._job.evaluating.evaluate(request)
 
+    async def keep(self, request: coordinator_pb2.KeepRequest) -> coordinator_pb2.KeepResponse:
+        """A worker brings the state of its registered objects; see `coordinator.work.registered`."""
+        check_member(self._job, request.member)
+        return await self._job.registered.keep(request)
+
+    async def kept(self, request: coordinator_pb2.KeptRequest) -> coordinator_pb2.KeptResponse:
+        """A worker asks for the state of registered objects."""
+        check_member(self._job, request.member)
+        return await self._job.registered.kept(request)
+
     async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
         """A worker is through: return when its last version is a checkpoint, or when there is more to do."""
         check_member(self._job, request.member)

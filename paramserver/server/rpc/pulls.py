@@ -150,6 +150,7 @@ class Pulls:
             slot=slot,
             draft=0 if frozen else version.draft,
             counted=state.marks.of(version.number),
+            copied=shard.saver is not None and shard.saver.copies(version.number),
         )
         stealing.note(shard.stealing, request, version.number)
         return header, version if follow else None

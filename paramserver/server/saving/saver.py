@@ -73,6 +73,8 @@ class Saver:
         self._skipped: dict[int, shard_pb2.CopyStatus] = {}
         # Versions that are not made yet, and will be copied then.
         self._ahead: set[int] = set()
+        # Versions that were named in advance, until they are released.
+        self._named: set[int] = set()
         # The newest version of which a copy was taken or skipped.
         self._newest = -1
         self._news = asyncio.Condition()
@@ -104,9 +106,14 @@ class Saver:
         """Whether a checkpoint of this version is due. Synchronous shards take a copy by themselves then."""
         return self.every > 0 and version % self.every == 0
 
+    def copies(self, version: int) -> bool:
+        """Whether this version is copied when it is made."""
+        return self.due(version) or version in self._named
+
     def copy_ahead(self, version: int) -> None:
         """A synchronous shard will copy this version, which it has not made yet."""
         self._ahead.add(version)
+        self._named.add(version)
 
     def asked_for(self, version: int) -> bool:
         """Whether this version was named in advance. Versions up to this one count as made from now on."""
@@ -151,6 +158,7 @@ class Saver:
         """Copies of these versions are of no use any more."""
         for number in versions:
             self._ahead.discard(number)
+            self._named.discard(number)
             self._skipped.pop(number, None)
             copy = self._copies.get(number)
             if copy is not None and copy.status.state != shard_pb2.COPY_STATE_WRITING:

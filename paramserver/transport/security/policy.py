@@ -34,6 +34,8 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Coordinator.Load": frozenset({WORKER}),
     "Coordinator.Agree": frozenset({WORKER}),
     "Coordinator.Evaluate": frozenset({WORKER}),
+    "Coordinator.Keep": frozenset({WORKER}),
+    "Coordinator.Kept": frozenset({WORKER}),
     "Coordinator.Snapshot": frozenset({WORKER, ADMIN}),
     "Coordinator.Scale": frozenset({ADMIN}),
     "Coordinator.Checkpoint": frozenset({ADMIN}),

@@ -43,11 +43,13 @@ class Rollback:
         self._loads: Offer | None = None
         # The job went back: since the script's epoch began; since the script was given its last slice.
         self._moved = self._look_back = False
+        # How often the job went back in a way that has undone something.
+        self.undone = 0
 
     def follow(self) -> None:
         """The job went back to a checkpoint: wait until it goes on, and go on from there with it."""
         member, former = self._member, self._shards.links.timeline
-        before = self._moved, self._look_back
+        before, stood = (self._moved, self._look_back), self._weights.version
         self._paces.drop()
         self._sender.drop_early()
         self._weights.forget()
@@ -72,6 +74,8 @@ class Rollback:
         self._carried = view.HasField("carried_from") and view.carried_from == former
         if self._carried:
             self.undo(before)
+        elif self._loads is None or self._weights.version < stood:
+            self.undone += 1
         log.info("going on", version=self._weights.version, timeline=self._shards.links.timeline)
 
     def carries(self, step: int) -> bool:

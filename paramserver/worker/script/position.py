@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import structlog
@@ -13,6 +14,7 @@ from paramserver.worker.engine import Engine
 from paramserver.worker.job.phases import COMPUTE, DATA
 from paramserver.worker.later.thawing import Thawing
 from paramserver.worker.pace import Item
+from paramserver.worker.registered.objects import Objects
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.schedule import Schedules
 from paramserver.worker.script.steps import Steps
@@ -23,8 +25,8 @@ log = structlog.get_logger("paramserver.worker")
 class Position:
     """Gives slices to the loader, and follows the job where it goes back. See `loader.LoopPosition`."""
 
-    def __init__(self, engine: Engine, passes: Passes, schedules: Schedules) -> None:
-        self._engine, self._passes, self._schedules = engine, passes, schedules
+    def __init__(self, engine: Engine, passes: Passes, schedules: Schedules, objects: Objects) -> None:
+        self._engine, self._passes, self._schedules, self._objects = engine, passes, schedules, objects
         self._steps: Steps | None = None
         self._guard: Guard | None = None
         self._thawing: Thawing | None = None
@@ -52,8 +54,10 @@ class Position:
                 if self._thawing is not None:
                     self._thawing.begin_epoch(epoch)
                 self._schedules.begin_epoch(epoch)
+                self._objects.follow()
                 yield epoch
                 epoch = rollback.next_epoch(epoch)
+            self._objects.settle()
             if self._engine.loop.finish():
                 break
             epoch = min(rollback.open_epoch(), count - 1)
@@ -68,6 +72,9 @@ class Position:
         ``loader``: there is one. ``failed``: the script ends with an error.
         """
         self._left = True
+        if not failed:
+            with contextlib.suppress(errors.ParamServerError):  # the job's own errors come in a moment
+                self._objects.settle()
         passes, progress = self._passes, self._engine.progress
         if passes.left and loader:
             log.warning(

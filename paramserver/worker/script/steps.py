@@ -19,6 +19,7 @@ from paramserver.worker.data.seeding import seed_everything
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace import Item
+from paramserver.worker.registered.objects import Objects
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.guard import Guard
@@ -41,9 +42,11 @@ class Steps:
         position: SchedulePosition,
         schedules: Schedules,
         draws: Draws,
+        objects: Objects,
     ) -> None:
         self._engine, self._training, self._binding, self._guard = engine, training, binding, guard
         self._passes, self._position, self._schedules, self._draws = passes, position, schedules, draws
+        self._objects = objects
         self._scaling = LrScaling(training.lr_scaling, training.lr_base_slices, training.lr_warmup_steps)
         self.item: Item | None = None
         # Epoch and index of the slice that the script was given last.
@@ -89,6 +92,7 @@ class Steps:
         self.item, self._number, self._of, self._samples = item, number, of, samples
         self._batch = item.epoch, item.index
         if number == 0:
+            self._objects.look()
             self.has_slice(item)
             self._schedules.align()
             self._guard.buffers()
@@ -160,6 +164,8 @@ class Steps:
     def step(self, unscale: float, overflow: bool) -> None:
         """Contribute the gradients, times ``unscale``; ``overflow``: the script has found that they are not finite."""
         clip_norm = self._clip_norm
+        if self._position.data is None:
+            self._objects.look()
         while not self._step(unscale, overflow):
             # Without a loader: a worker joined or left, and another worker had this part of the step.
             self._engine.sender.handed.handed_in_again()

@@ -48,6 +48,8 @@ class Pulled:
     counted: bytes = b""
     # The memory for the answers to this pull, if there is some.
     landing: Landing | None = None
+    # Servers copy this version for a checkpoint.
+    copied: bool = False
 
     def drop(self) -> None:
         """The answer is not wanted: cancel the chunks that are still to come."""
@@ -83,6 +85,7 @@ def pulled_of(
         rest,
         header.counted,
         landing,
+        header.copied,
     )
 
 

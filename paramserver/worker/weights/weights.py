@@ -78,6 +78,8 @@ class Weights:
         self.taken: frozenset[int] = frozenset()
         # How workers advance their schedules, by what shards have heard.
         self.heard_schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+        # Servers copy the version at hand for a checkpoint.
+        self.copied = False
 
     @property
     def whole(self) -> bool:
@@ -130,6 +132,7 @@ class Weights:
         self.skipped = max(result.skipped for result in results)
         self.taken = results[0].taken
         self.heard_schedule = max(result.schedule for result in results)
+        self.copied = any(result.copied for result in results)
         self._modes.heard(result.consistency for result in results)
         self.watch.came(self.space)
         if self._incoming is not None and not self._listens(self._incoming, self.space):

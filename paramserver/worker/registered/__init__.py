@@ -1,0 +1,1 @@
+"""Objects of the script whose state travels in checkpoints: ``ctx.register``."""
