@@ -139,7 +139,7 @@ REFUSED = [
     Refusal("a model on the `meta` device", of_model(lambda: nn.Linear(3, 3, device="meta"))),
     Refusal("a lazy layer", of_model(lambda: nn.LazyLinear(3))),
     Refusal("complex parameters", of_model(lambda: nn.Linear(3, 3, dtype=torch.complex64))),
-    Refusal("an `IterableDataset`", lambda ctx: ctx.prepare(DataLoader(Stream()))),
+    Refusal("an `IterableDataset` without a length", lambda ctx: ctx.prepare(DataLoader(Stream()))),
     Refusal("an empty data set", lambda ctx: ctx.prepare(DataLoader([]))),  # type: ignore[arg-type]
     Refusal("a second model", after_prepare(two_models)),
     Refusal(
