@@ -9,15 +9,16 @@ import torch
 from paramserver.errors import ProtocolError
 from paramserver.v1 import shard_pb2
 
-_INTO: dict[int, Callable[[torch.Tensor, torch.Tensor], object]] = {
-    shard_pb2.REDUCTION_SUM: torch.Tensor.add_,
-    shard_pb2.REDUCTION_AVG: torch.Tensor.add_,
-    shard_pb2.REDUCTION_MIN: lambda total, one: torch.minimum(total, one, out=total),
-    shard_pb2.REDUCTION_MAX: lambda total, one: torch.maximum(total, one, out=total),
-    shard_pb2.REDUCTION_PRODUCT: torch.Tensor.mul_,
-    shard_pb2.REDUCTION_BAND: torch.Tensor.bitwise_and_,
-    shard_pb2.REDUCTION_BOR: torch.Tensor.bitwise_or_,
-    shard_pb2.REDUCTION_BXOR: torch.Tensor.bitwise_xor_,
+# Each takes two tensors, and `out`.
+_OF_TWO: dict[int, Callable[..., torch.Tensor]] = {
+    shard_pb2.REDUCTION_SUM: torch.add,
+    shard_pb2.REDUCTION_AVG: torch.add,
+    shard_pb2.REDUCTION_MIN: torch.minimum,
+    shard_pb2.REDUCTION_MAX: torch.maximum,
+    shard_pb2.REDUCTION_PRODUCT: torch.mul,
+    shard_pb2.REDUCTION_BAND: torch.bitwise_and,
+    shard_pb2.REDUCTION_BOR: torch.bitwise_or,
+    shard_pb2.REDUCTION_BXOR: torch.bitwise_xor,
 }
 _BITS = (shard_pb2.REDUCTION_BAND, shard_pb2.REDUCTION_BOR, shard_pb2.REDUCTION_BXOR)
 _HALVES = (torch.float16, torch.bfloat16)
@@ -25,7 +26,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def check_reduction(reduction: int, dtype: torch.dtype) -> None:
     """Raise ProtocolError if numbers of this type cannot be reduced so."""
-    if reduction not in _INTO:
+    if reduction not in _OF_TWO:
         raise ProtocolError(f"reduction {reduction} is unknown")
     whole = not dtype.is_floating_point
     if (reduction in _BITS and not whole) or (reduction == shard_pb2.REDUCTION_AVG and whole):
@@ -38,11 +39,11 @@ def reduce(reduction: int, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
     16-bit floats are reduced as float32 and rounded once.
     """
-    first = parts[0]
-    wide = first.dtype in _HALVES
-    total = first.float() if wide else first.clone()
-    for part in parts[1:]:
-        _INTO[reduction](total, part.float() if wide else part)
+    of_two, dtype = _OF_TWO[reduction], parts[0].dtype
+    wide = [part.float() for part in parts] if dtype in _HALVES else parts
+    total = of_two(wide[0], wide[1]) if len(wide) > 1 else wide[0].clone()
+    for part in wide[2:]:
+        of_two(total, part, out=total)
     if reduction == shard_pb2.REDUCTION_AVG:
         total /= len(parts)
-    return total.to(first.dtype)
+    return total.to(dtype)
