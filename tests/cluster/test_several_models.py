@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paramserver import errors
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train
+from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train, wait
 from tests.support.cluster.programs import dataset
+from tests.support.failover.rollback import Rig, same
 from tests.support.turns.adversaries import EPOCHS, Adversaries, data_of, models, optimizers, with_plain_torch
 
 SLICES = 2
@@ -196,3 +199,23 @@ def test_wrong_use_is_refused_in_a_sentence(script: Callable[..., None], words: 
             script(ctx, forger, critic, *optimizers(forger, critic), loader)
 
     inside(work)
+
+
+@pytest.mark.parametrize("version", [4, 7])
+def test_a_server_dies_between_two_turns(tmp_path: Path, version: int) -> None:
+    """The job goes back to a checkpoint, of which some lie between two turns on a batch."""
+    reached, go = threading.Event(), threading.Event()
+
+    def stop(ctx: Context, name: str) -> None:
+        if ctx.version == version and not go.is_set():
+            reached.set()
+            wait(go, "the word to go on", 60.0)
+
+    with Rig(tmp_path, 3, training__slices_per_step=SLICES) as rig:
+        rig.begin(Adversaries(each=stop))
+        wait(reached, "a place between two turns", 60.0)
+        rig.kill_now("server-1")
+        go.set()
+        summary = rig.finish()
+        assert rig.rollbacks == 1
+    same(summary, train(Adversaries(), 1, 1, slices_per_step=SLICES).summary)
