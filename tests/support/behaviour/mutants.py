@@ -83,7 +83,7 @@ def no_clipping() -> AbstractContextManager[object]:
 def no_refusal() -> AbstractContextManager[object]:
     """Every sampler is taken for a shuffle."""
 
-    def describe(given: Any) -> DataSpec:
+    def describe(given: Any, *others: Any) -> DataSpec:
         return DataSpec(max(1, len(given.dataset)), given.batch_size or 1)
 
     return mock.patch.object(context, "describe_loader", describe)
