@@ -21,7 +21,8 @@ def place() -> Iterator[Place]:
 @pytest.mark.long
 def test_a_worker_is_killed_while_it_evaluates(place: Place) -> None:
     one, two = place.work / "one", place.work / "two"
-    one.mkdir(), two.mkdir()
+    one.mkdir()
+    two.mkdir()
     flags = ("--slices-per-step", "4", "--summary")
     place.paramserver("run", SCRIPT, *counts(1, 1), *flags, one / "summary.json", "--", one, "-1").check()
     done = place.paramserver("run", SCRIPT, *counts(2, 2), *flags, two / "summary.json", "--", two, "1").check()
