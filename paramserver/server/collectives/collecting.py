@@ -30,8 +30,8 @@ from paramserver.tensors.dtypes import tensor_from, torch_dtype
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import counting, patience, text
 
-# A group whose ranks were killed leaves its last results here until another group opens.
-_IDLE_S = 3600.0
+# A group whose ranks were killed leaves its last results here. A group that is only seldom used must not be forgotten.
+_IDLE_S = 24 * 3600.0
 _MAX_WAIT_S = 30 * 24 * 3600.0
 _LOST = (
     "a server was started again, and the results of this process group are lost with the server before it: start all "
