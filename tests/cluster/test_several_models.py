@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from paramserver import errors
+from paramserver.v1 import types_pb2
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train, wait
 from tests.support.cluster.programs import dataset
@@ -219,3 +221,43 @@ def test_a_server_dies_between_two_turns(tmp_path: Path, version: int) -> None:
         summary = rig.finish()
         assert rig.rollbacks == 1
     same(summary, train(Adversaries(), 1, 1, slices_per_step=SLICES).summary)
+
+
+def test_turns_of_a_slow_worker_go_to_others() -> None:
+    """The other worker goes through the body of the loop for them."""
+    taken: Counter[int] = Counter()
+
+    def slow(ctx: Context, name: str) -> None:
+        time.sleep(0.04 if ctx.rank else 0.002)
+        if ctx.steps is not None and ctx.steps.item is not None:
+            taken[ctx.rank] += ctx.steps.item.unplanned
+
+    outcome = train(Adversaries(80, each=slow), 2, 2, slices_per_step=5)
+    assert taken[0] > 0, f"turns that were taken over: {taken}"
+    assert outcome.digests == train(Adversaries(80), 1, 1, slices_per_step=5).digests
+
+
+def test_each_turn_counts_once_across_changes_of_the_mode() -> None:
+    """Also those of batches of which a mode has made some turns, and the next mode the others."""
+    script = Adversaries(samples=200, turns=2, norm=False)
+    data, _ = data_of(script.samples, script.turns)
+    reached = [threading.Event(), threading.Event()]
+    go = [threading.Event(), threading.Event()]
+
+    def stop(ctx: Context, name: str) -> None:
+        for number, version in enumerate((7, 100)):
+            if ctx.version >= version and not go[number].is_set():
+                reached[number].set()
+                wait(go[number], "the word to go on", 60.0)
+
+    script.each = stop
+    with Cluster(2, 2, slices_per_step=SLICES) as cluster:
+        workers = [cluster.start(script) for _ in range(2)]
+        for number, mode in enumerate(("async", "sync")):
+            wait(reached[number], f"a place for the change to {mode}", 60.0)
+            go[number].set()
+            reply = cluster.set_consistency(mode, 2)
+            assert reply.consistency.mode == (types_pb2.MODE_ASYNC if mode == "async" else types_pb2.MODE_SYNC)
+        cluster.join(workers)
+        applied = [server.applied for server in cluster.stats()]
+    assert applied == [EPOCHS * data.slices_per_epoch] * 2
