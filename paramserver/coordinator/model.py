@@ -26,6 +26,9 @@ from paramserver.wire.messages import consistency_to_proto, first_difference, la
 
 log = structlog.get_logger("paramserver.coordinator")
 
+# If a server does not publish version 0, it is told again after so long.
+_AGAIN_S = 0.5
+
 
 class _Loads(Protocol):
     """See `coordinator.history.loads`."""
@@ -71,6 +74,8 @@ class ModelRegistry:
         self.ready = False
         # Whether all servers know their part of the model.
         self.configured = False
+        # Whether servers are told to publish version 0 at the moment.
+        self._publishing = False
         # Whether it is decided how much of the model each server takes.
         self._placed = False
         self.registered: list[int] = []
@@ -249,21 +254,29 @@ class ModelRegistry:
 
     def worker_gone(self, ident: int) -> None:
         """If this worker was uploading version 0, let another one upload it from the start."""
-        if ident == self.initialiser and not self.ready:
+        if ident == self.initialiser and not self.ready and not self._publishing:
             self.initialiser = 0
             if not self._job.recovery.under_way:
                 self._give_grant()
 
     async def initialized(self, request: coordinator_pb2.InitializeDoneRequest) -> None:
-        """The holder of the grant has uploaded version 0 to every server: publish it on all of them."""
+        """The holder of the grant has uploaded version 0 to every server: publish it on all of them.
+
+        Goes on if the caller dies meanwhile, since no other upload is taken by a server that has published this one.
+        """
+        await asyncio.shield(self._job.tasks.begin(self._uploaded(request), awaited=True))
+
+    async def _uploaded(self, request: coordinator_pb2.InitializeDoneRequest) -> None:
         async with self._lock:
             if self.ready:
                 return
             if request.grant != self.grant or request.member != self.initialiser:
                 raise errors.FencedError("another worker uploads version 0 now")
-            # A new coordinator that finds version 0 on some servers publishes only an upload with this grant.
-            await self._job.keeping.settled()
-            await self.publish()
+            self._publishing = True
+            try:
+                await self._publish_upload()
+            finally:
+                self._publishing = False
         # Members may have come or gone while the servers were being told.
         await self._job.keeping.tell()
         self._job.replication.begin()
@@ -272,6 +285,28 @@ class ModelRegistry:
         elif self._saving_on != self._job.timeline:
             self._saving_on = self._job.timeline
             self._job.tasks.begin(self._ready_when_safe())
+        await self._job.refresh()
+
+    async def _publish_upload(self) -> None:
+        """Publish the upload on all servers: try until that is done, or until the job goes back.
+
+        Raises FencedError once the job goes back, which withdraws the grant, and what servers refuse.
+        """
+        grant = self.grant
+        while True:
+            # A new coordinator that finds version 0 on some servers publishes only an upload with this grant.
+            await self._job.keeping.settled()
+            if grant != self.grant:
+                raise errors.FencedError("the job goes back: version 0 is uploaded again")
+            try:
+                await self.publish()
+                return
+            except (errors.UnavailableError, errors.DeadlineError):
+                pass  # a server that does not come back makes the job go back
+            except errors.ParamServerError:
+                if self.initialiser in self._job.members:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
 
     async def _ready_when_safe(self) -> None:
         """Workers compute on version 0 only when it is saved as the first checkpoint, and all backups have it."""

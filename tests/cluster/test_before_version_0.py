@@ -1,7 +1,8 @@
-"""A server dies before version 0 is published: nothing is lost yet, so the job needs no checkpoint to go on."""
+"""A server, or the worker that uploads version 0, dies before its publication: the job needs no checkpoint to go on."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -47,3 +48,39 @@ def test_another_server_takes_its_place(what: str, nth: int, when: str) -> None:
         summary = fleet.finish()
     calm(summary)
     assert summary["rollbacks"] <= 1
+
+
+class WorkerDies(Trap):
+    """Kills the worker that has uploaded version 0, and goes on when the coordinator has missed that worker."""
+
+    fleet: Fleet
+    left = 0
+
+    async def _spring(self, kill: Callable[[], None]) -> None:
+        self.fired.set()
+        service = self.fleet.leader.service
+        assert service is not None
+        uploads = service.job.registry.initialiser
+        for hand in self.fleet.hands:
+            if hand.context is not None and hand.context.engine.member.session.member == uploads:
+                hand.out.cut()
+            else:
+                self.left = hand.number
+        while uploads in service.job.members:
+            await asyncio.sleep(0.01)
+
+
+# Each call is one of two; nothing is published, or one of two parts, or both.
+@pytest.mark.parametrize(
+    ("nth", "when"), [pytest.param(0, "before", marks=pytest.mark.long), (0, "after"), (1, "after")]
+)
+def test_the_worker_that_uploads_dies(nth: int, when: str) -> None:
+    trap = WorkerDies("call Shard.Activate", nth, when)
+    with Fleet(places=("leader",), lease_s=2.0, trap=trap) as fleet:
+        trap.fleet = fleet
+        fleet.begin(program())
+        wait(trap.fired, f"Shard.Activate number {nth}")
+        summary = fleet.finish([fleet.hands[trap.left], fleet.work(program())])
+        fleet.call(fleet.hands[1 - trap.left].out.heal)  # so that it hears of the end
+    calm(summary)
+    assert summary["rollbacks"] == 0

@@ -61,7 +61,6 @@ class Training:
         """A worker has uploaded version 0 to all shards: publish it."""
         check_member(self._job, request.member)
         await self._job.registry.initialized(request)
-        await self._job.refresh()
         return coordinator_pb2.InitializeDoneResponse()
 
     async def lease(self, request: coordinator_pb2.LeaseRequest) -> coordinator_pb2.LeaseResponse:
