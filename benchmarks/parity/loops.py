@@ -83,6 +83,16 @@ def thaws(model: nn.Module, epoch: int) -> None:
             parameter.requires_grad_(epoch > 0)
 
 
+def by_length(epoch: int) -> list[int]:
+    """Samples of similar size stand together; another group comes first in each epoch. Some come twice."""
+    order = sorted(range(60), key=lambda index: index * 7 % 11)
+    return [*order[20 * epoch :], *order[: 20 * epoch], 5, 5, 7, 7]
+
+
+SAMPLED = Data(dataset(60), order=by_length)
+STREAMED = replace(SAMPLED, stream=True)
+
+
 def compiled() -> nn.Module:
     """With a backend that translates nothing, so that it is quick."""
     model: nn.Module = torch.compile(Aligned(), backend="eager")  # type: ignore[assignment]
@@ -155,6 +165,10 @@ ROWS = [
     ),
     Row("bf16 autocast", DDP, replace(WHOLE, bf16=True)),
     Row("bf16 autocast", PLAIN, replace(WHOLE, bf16=True)),
+    Row("A sampler of the script's, another order in each epoch", DDP, replace(WHOLE, data=SAMPLED)),
+    Row("A sampler of the script's, another order in each epoch", PLAIN, replace(WHOLE, data=SAMPLED)),
+    Row("An `IterableDataset`", DDP, replace(WHOLE, data=STREAMED)),
+    Row("An `IterableDataset`", PLAIN, replace(WHOLE, data=STREAMED)),
     Row("`torch.compile`", PLAIN, replace(WHOLE, model=compiled)),
     Row("Weight tying", DDP, replace(WHOLE, model=Tied)),
     Row(

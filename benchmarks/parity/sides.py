@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices, slice_samples
 from paramserver.worker.context import Context
@@ -19,18 +19,32 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The data of a script, and how it cuts them."""
+    """The data of a script, and how it cuts them.
+
+    ``order``: gives the samples of an epoch, as a sampler of the script's, or as a stream, if ``stream``.
+    """
 
     samples: TensorDataset
     batch_size: int = 4
     accumulate: int = 1
     shuffle: bool = False
     drop_last: bool = False
+    order: Callable[[int], Sequence[int]] | None = None
+    stream: bool = False
+
+    def loader(self) -> DataLoader[Any]:
+        """As the script makes it."""
+        if self.order is None:
+            return DataLoader(self.samples, self.batch_size, shuffle=self.shuffle, drop_last=self.drop_last)
+        if self.stream:
+            return DataLoader(_Stream(self), self.batch_size)
+        return DataLoader(self.samples, self.batch_size, sampler=_Sampler(self))
 
     def steps(self, slices: int, epoch: int) -> Iterator[list[tuple[float, list[Batch]]]]:
         """For each step of an epoch its slices: the part of the step's samples that a slice has, and its batches."""
         size = self.batch_size * self.accumulate
-        spec = DataSpec(len(self.samples), size, self.drop_last, self.shuffle, self.accumulate, slices)
+        order = range(len(self.samples)) if self.order is None else self.order(epoch)
+        spec = DataSpec(len(order), size, self.drop_last, self.shuffle, self.accumulate, slices)
         schedule = SyncSchedule(spec.slices_per_epoch, slices)
         for version in range(schedule.steps_per_epoch):
             indices = schedule.step(version).slices
@@ -41,11 +55,42 @@ class Data:
                     [
                         (x, y)
                         for part in torch.split(torch.tensor(slice_indices(spec, 0, epoch, index)), self.batch_size)
-                        for x, y in [self.samples[part]]
+                        for x, y in [self.samples[[order[place] for place in part.tolist()]]]
                     ],
                 )
                 for index in indices
             ]
+
+
+class _Sampler(Sampler[int]):
+    """Gives the order of the present epoch."""
+
+    def __init__(self, data: Data) -> None:
+        assert data.order is not None
+        self.order, self.epoch = data.order, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.order(0))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order(self.epoch))
+
+
+class _Stream(IterableDataset[Batch]):
+    """Reads the samples in the order of the present epoch."""
+
+    def __init__(self, data: Data) -> None:
+        self.samples, self.sampler = data.samples, _Sampler(data)
+        self.set_epoch = self.sampler.set_epoch
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.samples[index] for index in self.sampler)
 
 
 class Side(Protocol):
@@ -98,7 +143,7 @@ class Ours:
         self._seen = 0
 
     def prepare(self, model: Any, optimizer: Any, data: Data) -> tuple[Any, Any, Any]:
-        loader: Any = DataLoader(data.samples, data.batch_size, shuffle=data.shuffle, drop_last=data.drop_last)
+        loader: Any = data.loader()
         found: tuple[Any, Any, Any] = self.ctx.prepare(model, optimizer, loader, accumulate=data.accumulate)
         return found
 
