@@ -34,6 +34,12 @@ class TurnSteps(Steps):
         return self._in_body
 
     @property
+    def due(self) -> bool:
+        """True on each batch: the script makes all steps, also those that do not contribute."""
+        self._asks = True
+        return self._number + 1 == self._of
+
+    @property
     def _only(self) -> Collection[int] | None:
         return self._of_part[self._turns.wanted]
 

@@ -72,6 +72,7 @@ class Adversaries:
         for _ in ctx.epochs(EPOCHS):
             for (real,) in loader:
                 noise = noise_of(ctx.slice_seed("noise"), len(real))
+                assert ctx.step_due
                 for _ in range(self.turns):
                     of_critic.zero_grad()
                     critic_loss(forger, critic, real, noise).backward()  # type: ignore[no-untyped-call]
@@ -79,6 +80,7 @@ class Adversaries:
                     self._stepped(ctx, "critic")
                 of_forger.zero_grad()
                 forger_loss(forger, critic, noise).backward()  # type: ignore[no-untyped-call]
+                assert ctx.step_due
                 of_forger.step()
                 self._stepped(ctx, "forger")
         self.states.append(ctx.state_dict())
