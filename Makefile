@@ -122,7 +122,7 @@ test-frameworks: .frameworks-venv/.stamp
 .frameworks-venv/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .frameworks-venv
 	.frameworks-venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[local,demo,dev,huggingface,lightning]' 'datasets>=5' 'torchdata>=0.11'
+		-e '.[local,demo,dev,finetune,huggingface,lightning]' 'datasets>=5' 'torchdata>=0.11'
 	touch $@
 
 test-monitoring: .venv/.stamp

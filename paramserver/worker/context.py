@@ -25,6 +25,7 @@ from paramserver.worker.data.described import describe_loader, is_stream, with_t
 from paramserver.worker.data.streams import Stream
 from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
+from paramserver.worker.later.left_out import compare
 from paramserver.worker.later.thawing import Thawing
 from paramserver.worker.models.prepared import Models, State
 from paramserver.worker.models.steps import TurnSteps
@@ -129,6 +130,7 @@ class Context(Together):
         *objects: Any,
         accumulate: int = 1,
         later: Sequence[Any] = (),
+        only_trained: bool = False,
         batches: int = 0,
         own_streams: bool = False,
         name: str = "",
@@ -146,6 +148,8 @@ class Context(Together):
         ``optimizer.step()``, see :attr:`step_due`. Such a group of batches is a slice: one worker computes all of it.
         ``later``: goes with the model. The parameters (or the module) of each group that the script is going to add
         with ``optimizer.add_param_group`` while training runs.
+        ``only_trained``: goes with the model. Servers keep only parameters that the optimizer (or ``later``) has, and
+        buffers. All workers must bring the same frozen parameters, which are compared and do not travel.
         ``batches``, ``own_streams``: go with a loader over an ``IterableDataset``. The largest number of batches in an
         epoch, if the data has no length; whether each worker reads samples of its own, see docs/training.md.
         ``name``, ``turns``: for several models in one job. Each comes in a call of its own, with its optimizer and its
@@ -177,16 +181,20 @@ class Context(Together):
             return self._prepare_one(thing, accumulate, batches, own_streams)
 
         if name or self._models:
-            if later:
-                raise errors.UserError("later is for a job with one model, and this one has several (name=...)")
+            if later or only_trained:
+                raise errors.UserError(
+                    "later and only_trained are for a job with one model, and this one has several (name=...)"
+                )
             return self._prepare_named(objects, model, optimizer, name, turns, one)
         if turns != 1:
             raise errors.UserError("turns belongs to a model with a name: ctx.prepare(model, optimizer, name=...)")
         self._schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizer, self._optimizer)
         if model is not None and optimizer is not None:
-            self._prepare_model(model, optimizer, later)
-        elif later:
-            raise errors.UserError("later belongs into the call of ctx.prepare that gets the model and its optimizer")
+            self._prepare_model(model, optimizer, later, only_trained)
+        elif later or only_trained:
+            raise errors.UserError(
+                "later and only_trained belong into the call of ctx.prepare that gets the model and its optimizer"
+            )
         return_values = [one(o) for o in objects]
         if model is not None and self._loader is None:
             self._draws.first()
@@ -250,14 +258,19 @@ class Context(Together):
         assert isinstance(thing, LRScheduler)
         return self._schedules.prepare(thing)
 
-    def _prepare_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, later: Sequence[Any]) -> None:
+    def _prepare_model(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, later: Sequence[Any], only_trained: bool
+    ) -> None:
         if self._binding is not None:
             raise errors.ModelError(
                 "ctx.prepare has a model already: to train several, give each one a name (ctx.prepare(..., name=...))"
             )
         self._check_model(model, optimizer)
         model.to(self.device)
-        steps, fetch, thawing = self._begin(model, ModelBinding(model, optimizer, later), Steps)
+        binding = ModelBinding(model, optimizer, later, only_trained)
+        if only_trained:
+            compare(self.engine.agreeing, binding.left_out)
+        steps, fetch, thawing = self._begin(model, binding, Steps)
         self._optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
 
     @staticmethod

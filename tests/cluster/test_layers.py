@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.core.layout.plan import Kind
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import Outcome, inside, train
+from tests.support.cluster.harness import Cluster, Outcome, inside, train, until
 from tests.support.cluster.programs import CLASSES, FEATURES, Aligned, Program, adamw, dataset, fill
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
 
@@ -197,3 +197,40 @@ def test_batch_norm_over_processes_is_refused() -> None:
             ctx.prepare(model, adamw(model.parameters()), DataLoader(dataset(8)))
 
     inside(work)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same base", "another base"])
+def test_only_what_is_trained_travels(same: bool) -> None:
+    """Servers never see frozen parameters. Their bits are compared, and the result is that of plain torch."""
+    data, saved = dataset(SAMPLES), list[dict[str, Any]]()
+
+    def script(ctx: Context) -> None:
+        model: Any = Adapted()
+        if ctx.rank and not same:
+            model.head.bias.data[0] += 1e-3
+        optimizer: Any = adapters(model.parameters())
+        loader: Any = DataLoader(data, batch_size=BATCH, shuffle=True)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader, only_trained=True)
+        ctx.load(ctx.state_dict())
+        for _ in ctx.epochs(EPOCHS):
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+        saved.append(ctx.state_dict()["model"])
+
+    if not same:
+        with Cluster(2, 1, slices_per_step=SLICES) as cluster:
+            workers = [cluster.start(script) for _ in range(2)]
+            until("one of them is refused", lambda: any(worker.error is not None for worker in workers))
+        (refused,) = [worker.error for worker in workers if isinstance(worker.error, errors.ModelError)]
+        assert "frozen parameters are not those of the first worker" in str(refused)
+        return
+    outcome = train(script, 2, 2, slices_per_step=SLICES)
+    names = {spec.name for spec in outcome.result.layout.tensors}
+    assert names == {"base.weight", "base.scale", "down.weight", "up.weight"}
+    model = Adapted()
+    plain = adapters(model.parameters(), fused=True)
+    slice_by_slice(model, plain, slices_of_steps(data, BATCH, SLICES, EPOCHS), F.cross_entropy)
+    for name, value in model.state_dict().items():
+        assert torch.equal(saved[0][name], value), name

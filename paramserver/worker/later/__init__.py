@@ -1,1 +1,1 @@
-"""Parameter groups that a script adds to its optimizer while training runs."""
+"""Parameter groups that a script adds to its optimizer while training runs, and parameters that servers never see."""

@@ -48,12 +48,22 @@ class ModelBinding:
 
     Order: the model's parameters as ``model.parameters()`` gives them (then those that only the optimizer has), then
     its buffers. Parameters that the optimizer does not have are frozen, unless they are in ``later``, the parameter
-    groups that the script adds to the optimizer afterwards. Raises ModelError for what cannot be trained.
+    groups that the script adds to the optimizer afterwards. ``only_trained``: frozen parameters are left
+    out, and servers know nothing of them. Raises ModelError for what cannot be trained.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, later: Sequence[object] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        later: Sequence[object] = (),
+        only_trained: bool = False,
+    ) -> None:
         self.optimizer, self.script_groups = optimizer, Groups(optimizer, later)
         self.name, _ = describe(optimizer)
+        self.only_trained = only_trained
+        # With `only_trained`: frozen parameters and their names, of which servers know nothing.
+        self.left_out: list[tuple[str, nn.Parameter]] = []
         self.parameters: list[nn.Parameter] = []
         self.specs: list[TensorSpec] = []
         self._buffers: list[_Buffer] = []
@@ -93,6 +103,9 @@ class ModelBinding:
                     f"parameter {names[key][0]!r} has no shape yet: run the model once before ctx.prepare"
                 )
             group_index = group_of.get(key)
+            if group_index is None and self.only_trained:
+                self.left_out.append((names[key][0], parameter))
+                continue
             self.parameters.append(parameter)
             self.specs.append(
                 TensorSpec(

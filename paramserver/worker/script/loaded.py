@@ -109,6 +109,7 @@ def put_weights(binding: ModelBinding, model: nn.Module, given: Mapping[str, Any
     if missing or foreign:
         what = f"lacks {missing[0]!r}" if missing else f"has {foreign[0][:100]!r}, which the model does not have"
         raise errors.ModelError(f"the state dict given to ctx.load {what}: give it all of model.state_dict()")
+    own = {id(tensor) for _, tensor in binding.left_out}
     known = {id(tensor) for tensor in wanted.values()}
     if any(id(parameter) not in known for parameter in binding.parameters):
         raise errors.ModelError(
@@ -118,6 +119,8 @@ def put_weights(binding: ModelBinding, model: nn.Module, given: Mapping[str, Any
     found = hashlib.sha256()
     for name, mine in wanted.items():
         value = given[name]
+        if id(mine) in own:  # servers do not have it, and it does not change
+            continue
         if not isinstance(mine, torch.Tensor) or id(mine) not in places or not isinstance(value, torch.Tensor):
             raise errors.ModelError(f"{name!r} of the state dict is no tensor of the model that servers have")
         if value.shape != mine.shape:
