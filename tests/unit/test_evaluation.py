@@ -113,7 +113,7 @@ def test_arrays_come_back_as_arrays() -> None:
         (np.array(["x"]), "cannot take an array of"),
         (torch.zeros(MOST_BYTES), f"{MOST_BYTES} is the most for a batch"),
     ],
-    ids=str,
+    ids=["object", "number as key", "complex", "texts", "large"],
 )
 def test_refused_results(value: Any, text: str) -> None:
     with pytest.raises(errors.UserError, match=text):
