@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from paramserver.processes.alive import process_birth
-from tests.support.machines.guard import namespaces, pids, remove, run
+from tests.support.machines.guard import PATIENCE_S, namespaces, pids, remove, run
 
 GUARD = Path(__file__).with_name("guard.py")
 
@@ -155,7 +156,15 @@ class Network:
     def heal(self, machine: str) -> None:
         """Undo whatever `cut` has done."""
         run("ip", "-n", self.namespace(machine), "link", "set", _CARD, "up")
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._carries(machine):  # the kernel tells the switch a moment later
+            assert time.monotonic() < deadline, f"the cable of {machine} does not carry anything"
+            time.sleep(0.01)
         self._in(_SWITCH, "bridge", "link", "set", "dev", machine, "state", "forwarding")
+
+    def _carries(self, machine: str) -> bool:
+        show = run("ip", "-n", self.namespace(_SWITCH), "-j", "link", "show", "dev", machine)
+        return bool(json.loads(show)[0]["operstate"] == "UP")
 
     def traffic(self, machine: str) -> Traffic:
         """Packets and bytes of a machine so far."""
