@@ -14,7 +14,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from paramserver import errors
+from paramserver.coordinator.work import registered
 from paramserver.worker.context import Context
+from paramserver.worker.registered import objects
 from paramserver.worker.registered.states import packed, unpacked
 from tests.support.cluster.harness import Cluster, inside, until, wait
 from tests.support.cluster.programs import dataset, network, sgd
@@ -146,8 +148,10 @@ def test_after_going_back_to_version_0(undisturbed: dict[str, Any], tmp_path: Pa
         assert_same(found, undisturbed)
 
 
-def test_a_job_that_is_resumed(undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    """All processes end in step 5, and the job goes on from the checkpoint of version 3."""
+def test_a_job_that_is_resumed(undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes end in step 5, and the job goes on from the checkpoint of version 3. States travel in pieces."""
+    monkeypatch.setattr(registered, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(objects, "_PIECE_BYTES", 700)
     reached, go = threading.Event(), threading.Event()
 
     def stop(ctx: Context) -> None:

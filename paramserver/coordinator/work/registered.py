@@ -102,14 +102,13 @@ class Registered:
         return coming if coming is not None and coming.member in self._job.members else None
 
     async def kept(self, request: coordinator_pb2.KeptRequest) -> coordinator_pb2.KeptResponse:
-        """A worker asks for a piece. Raises UnavailableError if the state has changed since the first piece."""
+        """A worker asks for a piece. If the state has changed since then, it gets the first piece of the new one."""
         base = await self._load_base()
         found = base if request.base or self._newest is None else self._newest
-        if request.number and (found is None or found.number != request.number):
-            raise errors.UnavailableError("the state of registered objects has changed meanwhile: ask again")
         if found is None:
             return coordinator_pb2.KeptResponse()
-        data = bytes(found.data[request.offset : request.offset + PIECE_BYTES])
+        offset = request.offset if request.number == found.number else 0
+        data = bytes(found.data[offset : offset + PIECE_BYTES])
         return coordinator_pb2.KeptResponse(number=found.number, version=found.version, total=found.total, data=data)
 
     def _next(self) -> int:

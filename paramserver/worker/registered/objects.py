@@ -123,16 +123,11 @@ class Objects:
             def request(offset: int = len(data), number: int = number) -> coordinator_pb2.KeptRequest:
                 return coordinator_pb2.KeptRequest(member=session.member, base=base, offset=offset, number=number)
 
-            try:
-                reply = cast(
-                    coordinator_pb2.KeptResponse, member.run(session.ask("Coordinator.Kept", request, _CALL_S))
-                )
-            except errors.UnavailableError:  # a newer state has come meanwhile
-                data, number = bytearray(), 0
-                continue
+            reply = cast(coordinator_pb2.KeptResponse, member.run(session.ask("Coordinator.Kept", request, _CALL_S)))
             if not reply.number:
                 return None
-            number = reply.number
+            if reply.number != number:  # the first piece, perhaps of a newer state
+                data, number = bytearray(), reply.number
             data += reply.data
             if len(data) >= reply.total:
                 return unpacked(bytes(data))
