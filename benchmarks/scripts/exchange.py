@@ -53,7 +53,7 @@ def ours(args: argparse.Namespace) -> None:
         data = TensorDataset(torch.arange(args.steps * args.ranks) % args.ranks)
         optimizer = optimizer_of(args.optimizer, made.parameters())
         model, _, loader = ctx.prepare(made, optimizer, DataLoader(data, batch_size=1))
-        engine, binding, steps = ctx.engine, ctx._binding, ctx.steps
+        engine, binding, steps = ctx.engine, ctx.prepared.binding, ctx.prepared.steps
         assert binding is not None
         assert steps is not None
         for _ in ctx.epochs(1):

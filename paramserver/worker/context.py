@@ -9,11 +9,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import structlog
-import torch
-from torch import nn
-from torch.amp import GradScaler
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.compress.options import PUSH_COMPRESSIONS
@@ -21,35 +16,18 @@ from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.work.passes import Passes
 from paramserver.worker.chosen import wire_of
-from paramserver.worker.data.described import describe_loader, is_stream, with_turns
-from paramserver.worker.data.streams import Stream
 from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
-from paramserver.worker.later.left_out import compare
-from paramserver.worker.later.thawing import Thawing
-from paramserver.worker.models.prepared import Models, State
-from paramserver.worker.models.steps import TurnSteps
+from paramserver.worker.models.preparing import Parts, Prepared
 from paramserver.worker.registered.objects import Objects
-from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import (
     as_numbers,
-    check_accumulate,
-    check_loader,
-    check_model,
-    check_objects,
-    check_scheduler,
 )
-from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loaded import load, parts_of, read_weights
-from paramserver.worker.script.loader import SliceLoader, StreamLoader
-from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.script.position import Position
 from paramserver.worker.script.schedule import Schedules
-from paramserver.worker.script.state import bring, in_torch_format
-from paramserver.worker.script.steps import Steps
 from paramserver.worker.together import Together
-from paramserver.worker.weights.reads import Reads
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -79,14 +57,19 @@ class Context(Together):
         self._draws = Draws(engine, settings.training.seed)
         self._objects = Objects(engine)
         self._loop = Position(engine, self._passes, self._schedules, self._objects)
-        # Of the model that was prepared.
-        self._models = Models()
-        self._model: nn.Module | None = None
-        self._binding: ModelBinding | None = None
-        self._guard: Guard | None = None
-        self.steps: Steps | None = None
-        self._optimizer: ServerOptimizer | None = None
-        self._loader: SliceLoader | None = None
+        self.prepared = Prepared(
+            Parts(
+                engine,
+                settings.training,
+                self.device,
+                self._passes,
+                self._position,
+                self._loop,
+                self._schedules,
+                self._draws,
+                self._objects,
+            )
+        )
         self._closed = False
 
     # ---- facts that follow from the slice
@@ -106,13 +89,13 @@ class Context(Together):
         ...     F.mse_loss(model(x + torch.randn(x.shape, generator=generator)), y).backward()
         ...     optimizer.step()
         """
-        if self.steps is None:
+        if self.prepared.steps is None:
             raise errors.UserError("ctx.slice_seed belongs after ctx.prepare of the model")
-        if self._loader is None:
+        if self.prepared.loader is None:
             return self._draws.seed(purpose)
-        if not self.steps.has_batch:
+        if not self.prepared.steps.has_batch:
             raise errors.UserError("ctx.slice_seed belongs into the loop over the prepared loader, before the step")
-        return self.steps.seed(purpose)
+        return self.prepared.steps.seed(purpose)
 
     @property
     def closed(self) -> bool:
@@ -163,183 +146,7 @@ class Context(Together):
         >>> len(loader)  # updates in an epoch of the whole job
         4
         """
-        check_objects(objects)
-        check_accumulate(accumulate, objects)
-        model = next((o for o in objects if isinstance(o, nn.Module)), None)
-        optimizer = next((o for o in objects if isinstance(o, torch.optim.Optimizer)), None)
-        if (model is None) != (optimizer is None):
-            raise errors.ModelError("give the model and its optimizer to ctx.prepare together, in one call")
-        for thing in objects:
-            if not isinstance(thing, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler | GradScaler):
-                done = " again" if isinstance(thing, SliceLoader | StepScheduler) else ""
-                raise errors.UserError(
-                    "ctx.prepare takes a module, an optimizer, a DataLoader, a scheduler or a GradScaler, "
-                    f"not {type(thing).__name__}{done}"
-                )
-
-        def one(thing: Any) -> Any:
-            return self._prepare_one(thing, accumulate, batches, own_streams)
-
-        if name or self._models:
-            if later or only_trained:
-                raise errors.UserError(
-                    "later and only_trained are for a job with one model, and this one has several (name=...)"
-                )
-            return self._prepare_named(objects, model, optimizer, name, turns, one)
-        if turns != 1:
-            raise errors.UserError("turns belongs to a model with a name: ctx.prepare(model, optimizer, name=...)")
-        self._schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizer, self._optimizer)
-        if model is not None and optimizer is not None:
-            self._prepare_model(model, optimizer, later, only_trained)
-        elif later or only_trained:
-            raise errors.UserError(
-                "later and only_trained belong into the call of ctx.prepare that gets the model and its optimizer"
-            )
-        return_values = [one(o) for o in objects]
-        if model is not None and self._loader is None:
-            self._draws.first()
-        return return_values[0] if len(return_values) == 1 else tuple(return_values)
-
-    def _prepare_named(
-        self,
-        objects: Sequence[Any],
-        model: nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
-        name: str,
-        turns: int,
-        prepare: Callable[[Any], Any],
-    ) -> Any:
-        """One of several models, or the loader or a scheduler beside them."""
-        if model is not None and optimizer is not None:
-            if self._binding is not None and not self._models:
-                raise errors.ModelError("ctx.prepare has a model without a name already: give each model a name")
-            if self._loader is not None:
-                raise errors.ModelError("prepare every model before the loader, or the last one together with it")
-            self._check_model(model, optimizer)
-            model.to(self.device)
-            self._models.add(name, model, optimizer, turns)
-        elif name:
-            raise errors.UserError("name belongs into the call of ctx.prepare that gets the model and its optimizer")
-        known = [one for made in self._models.optimizers.values() for one in (made, made.wrapped)]
-        for scheduler in objects:
-            if isinstance(scheduler, LRScheduler):
-                check_scheduler(scheduler, *known)
-        if any(isinstance(one, DataLoader) for one in objects) and self._binding is None:
-            self._begin_together()
-        made = [
-            self._models.optimizers[name] if isinstance(one, torch.optim.Optimizer) else prepare(one) for one in objects
-        ]
-        return made[0] if len(made) == 1 else tuple(made)
-
-    def _begin_together(self) -> None:
-        """The loader comes, so all models are known: register them as one."""
-        model, optimizer = self._models.joint()
-        check_model(model, optimizer)
-        binding = ModelBinding(model, optimizer)
-
-        def make(*parts: Any) -> TurnSteps:
-            order, of_part = self._models.order(), self._models.trained(binding)
-            return TurnSteps(*parts, order=order, of_part=of_part, next_turn=self._loop.next_turn)
-
-        steps, fetch, _ = self._begin(model, binding, make)
-        assert isinstance(steps, TurnSteps)
-        self._models.begin(steps, fetch)
-
-    def _prepare_one(self, thing: Any, accumulate: int, batches: int, own_streams: bool) -> Any:
-        if isinstance(thing, nn.Module):
-            return thing
-        if isinstance(thing, torch.optim.Optimizer):
-            return self._optimizer
-        if isinstance(thing, DataLoader):
-            return self._prepare_loader(thing, accumulate, batches, own_streams)
-        if isinstance(thing, GradScaler):
-            self.register("GradScaler", thing)
-            return thing
-        assert isinstance(thing, LRScheduler)
-        return self._schedules.prepare(thing)
-
-    def _prepare_model(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, later: Sequence[Any], only_trained: bool
-    ) -> None:
-        if self._binding is not None:
-            raise errors.ModelError(
-                "ctx.prepare has a model already: to train several, give each one a name (ctx.prepare(..., name=...))"
-            )
-        self._check_model(model, optimizer)
-        model.to(self.device)
-        binding = ModelBinding(model, optimizer, later, only_trained)
-        if only_trained:
-            compare(self.engine.agreeing, binding.left_out)
-        steps, fetch, thawing = self._begin(model, binding, Steps)
-        self._optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
-
-    @staticmethod
-    def _check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        if isinstance(optimizer, ServerOptimizer):
-            raise errors.ModelError("this optimizer has been prepared already: give ctx.prepare torch's own, once")
-        if not any(True for _ in model.parameters()):
-            raise errors.ModelError("the model has no parameters to train: give it at least one")
-        check_model(model, optimizer)
-
-    def _begin(
-        self, model: nn.Module, binding: ModelBinding, make: Callable[..., Steps]
-    ) -> tuple[Steps, Callable[[], State], Thawing]:
-        """Register the model and get the weights. ``make`` makes the object that takes the script's steps."""
-        guard = Guard(self.engine.weights, binding)
-        message = binding.message(self.settings.training.chunk_bytes)
-        plan = self.engine.entry.register(message, binding.space, bring(binding), guard)
-        self._model, self._binding, self._guard = model, binding, guard
-        guard.outside()
-
-        def fetch() -> State:
-            return in_torch_format(binding, plan.layout, self.engine.reading.optimizer_state())
-
-        self.steps = steps = make(
-            self.engine,
-            self.settings.training,
-            binding,
-            guard,
-            self._passes,
-            self._position,
-            self._schedules,
-            self._draws,
-            self._objects,
-        )
-        thawing = Thawing(self.engine, self._passes, binding, self._schedules)
-        self._loop.model_comes(steps, guard, thawing)
-        self.engine.weights.listen(Reads(binding.parameters))
-        return steps, fetch, thawing
-
-    def _prepare_loader(self, loader: DataLoader[Any], accumulate: int, batches: int, own_streams: bool) -> SliceLoader:
-        if self._loader is not None:
-            raise errors.DataError("ctx.prepare has a training loader already; use others as they are")
-        check_loader(loader, own_streams)
-        slices = self.engine.member.session.view.slices_per_step
-        data = describe_loader(loader, accumulate, slices, batches)
-        if self._models:
-            data = with_turns(data, self._models.turns)
-        self._draws.loader_comes()
-        if data.samples < data.batch_size:
-            log.warning(
-                f"the data set has {data.samples} samples, fewer than the batch size of {data.batch_size}: "
-                "every epoch is a single short slice, computed by one worker at a time"
-            )
-        self.engine.slices.register(data)
-        self._position.loader_comes(data)
-
-        def length() -> int:
-            return self._position.batches_per_epoch
-
-        def agree(epoch: int, digest: float) -> float:
-            return self.engine.agreeing.agree("order of samples", (epoch + 1, 1), digest)
-
-        seed = self.settings.training.seed
-        if is_stream(loader):
-            stream = Stream(loader, seed, agree, 2 * slices * accumulate, own_streams, self.rank)
-            self._loader = StreamLoader(loader, data, seed, self.device, self._loop, length, stream)
-        else:
-            self._loader = SliceLoader(loader, data, seed, self.device, self._loop, length, agree)
-        return self._loader
+        return self.prepared.prepare(objects, accumulate, name, turns, later, only_trained, batches, own_streams)
 
     # ---- the loop
 
@@ -362,7 +169,7 @@ class Context(Together):
         if count < 1:
             raise errors.UserError(f"ctx.epochs needs a number of epochs of at least 1, not {count}")
         try:
-            yield from self._loop.epochs(count, self._loader is not None)
+            yield from self._loop.epochs(count, self.prepared.loader is not None)
         finally:
             self._passes.leave()
         self._passes.plan_ended(count)
@@ -383,7 +190,7 @@ class Context(Together):
         >>> ctx.version
         2
         """
-        return self.steps is not None and self.steps.due
+        return self.prepared.steps is not None and self.prepared.steps.due
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Context for backward passes that are not the last one before ``optimizer.step()``, as DDP's ``no_sync``.
@@ -400,9 +207,9 @@ class Context(Together):
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         """
-        if self._binding is None:
+        if self.prepared.binding is None:
             raise errors.UserError("ctx.no_sync belongs after ctx.prepare of the model")
-        return self._binding.held_back()
+        return self.prepared.binding.held_back()
 
     def clip_grad_norm(self, max_norm: float) -> None:
         """Clip this step's gradient to a global 2-norm; call it after ``backward`` and before ``optimizer.step``.
@@ -420,9 +227,9 @@ class Context(Together):
         """
         if not 0 < max_norm < math.inf:
             raise errors.UserError(f"max_norm must be above 0, not {max_norm}")
-        if self.steps is None:
+        if self.prepared.steps is None:
             raise errors.UserError("ctx.clip_grad_norm belongs after ctx.prepare of the model")
-        self.steps.clip_to(float(max_norm))
+        self.prepared.steps.clip_to(float(max_norm))
 
     def register_push_hook(self, state: Any, hook: PushHook) -> None:
         """Have ``hook(state, bucket)`` decide what is sent in place of a gradient, like DDP's ``register_comm_hook``.
@@ -441,7 +248,7 @@ class Context(Together):
                 f"a push hook is a function of a state and a bucket, not {hook!r}; for a compression by its name, set "
                 f"training.push_compression to one of {', '.join(PUSH_COMPRESSIONS)}"
             )
-        if self._binding is None:
+        if self.prepared.binding is None:
             raise errors.UserError("register the push hook after ctx.prepare of the model")
         outgoing = self.engine.sender.outgoing
         if outgoing.compressor is not None:
@@ -450,7 +257,7 @@ class Context(Together):
             )
         if outgoing.hook is not None:
             raise errors.UserError("there is a push hook already: register one, once")
-        outgoing.use(of_script(state, hook, self._binding.parameters))
+        outgoing.use(of_script(state, hook, self.prepared.binding.parameters))
 
     # ---- saving and loading
 
@@ -470,7 +277,7 @@ class Context(Together):
         >>> scaler = torch.amp.GradScaler("cpu")
         >>> ctx.register("scaler", scaler)
         """
-        if self._binding is None:
+        if self.prepared.binding is None:
             raise errors.UserError("ctx.register belongs after ctx.prepare of the model")
         self._objects.register(name, thing)
 
@@ -490,16 +297,14 @@ class Context(Together):
         <All keys matched successfully>
         >>> torch.optim.SGD(plain.parameters(), lr=0.1).load_state_dict(saved["optimizer"])
         """
-        if self._model is None or self._binding is None:
+        prepared, binding, model = self.prepared, self.prepared.binding, self.prepared.model
+        if model is None or binding is None:
             raise errors.UserError("ctx.state_dict belongs after ctx.prepare of the model")
-        if self._optimizer is None:
-            return self._models.by_name(read_weights(self._binding, self._model, self.engine.reading.weights_now()))
+        if prepared.optimizer is None:
+            return prepared.models.by_name(read_weights(binding, model, self.engine.reading.weights_now()))
         # First, since it may take in a newer version.
-        optimizer = self._optimizer.state_dict()
-        return {
-            "model": read_weights(self._binding, self._model, self.engine.reading.weights_now()),
-            "optimizer": optimizer,
-        }
+        optimizer = prepared.optimizer.state_dict()
+        return {"model": read_weights(binding, model, self.engine.reading.weights_now()), "optimizer": optimizer}
 
     def load(
         self,
@@ -528,25 +333,25 @@ class Context(Together):
         Raises UserError in the wrong place, ModelError (a ValueError) for what does not fit the model, and where
         workers do not agree.
         """
-        binding, engine = self._binding, self.engine
-        if binding is None or self._model is None:
+        binding, engine = self.prepared.binding, self.engine
+        if binding is None or self.prepared.model is None:
             raise errors.UserError("ctx.load belongs after ctx.prepare of the model; before it, load into the model")
         if self._closed:
             raise errors.UserError("this worker has left the job: call ctx.load before ctx.close()")
-        if self._models:
+        if self.prepared.models:
             if model is not None or optimizer is not None:
                 raise errors.UserError("with several models give ctx.load one state, as ctx.state_dict() gives it")
-            model, optimizer = self._models.joint_states(state)
+            model, optimizer = self.prepared.models.joint_states(state)
         else:
             model, optimizer = parts_of(state, model, optimizer)
-        if self._passes.in_loop and self.steps is not None and self.steps.item is not None:
+        if self._passes.in_loop and self.prepared.steps is not None and self.prepared.steps.item is not None:
             raise errors.UserError(
                 "ctx.load belongs between two steps: call it after optimizer.step(), or outside of the loop"
             )
         self._objects.settle()
-        done = load(engine, self._passes, binding, self._model, bool(self._schedules), model, optimizer)
-        if done and self._guard is not None and not self._passes.in_loop:
-            self._guard.outside()
+        done = load(engine, self._passes, binding, self.prepared.model, bool(self._schedules), model, optimizer)
+        if done and self.prepared.guard is not None and not self._passes.in_loop:
+            self.prepared.guard.outside()
 
     # ---- the rest
 
@@ -568,7 +373,7 @@ class Context(Together):
             return
         self.engine.progress.log(numbers)
         outside = None
-        if self._loader is not None and not self._passes.in_loop:
+        if self.prepared.loader is not None and not self._passes.in_loop:
             outside = (self.engine.shards.timeline, self.engine.weights.version)
         self.engine.records.log(numbers, outside)
 
@@ -585,9 +390,9 @@ class Context(Together):
         if not self._closed:
             self._closed = True
             failed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
-            if failed and self._guard is not None:
-                self._guard.script_failed()
-            self._loop.leave(self._loader is not None, failed)
+            if failed and self.prepared.guard is not None:
+                self.prepared.guard.script_failed()
+            self._loop.leave(self.prepared.loader is not None, failed)
             self._on_close(self)
 
     def __enter__(self) -> Context:

@@ -176,9 +176,9 @@ def test_slices_of_a_slow_worker_go_to_others_with_all_their_batches() -> None:
 
     def slow(ctx: Context, batches: int) -> None:
         time.sleep(0.04 if ctx.rank else 0.005)
-        assert ctx.steps is not None
-        assert ctx.steps.item is not None
-        taken[ctx.rank] += ctx.steps.item.unplanned
+        assert ctx.prepared.steps is not None
+        assert ctx.prepared.steps.item is not None
+        taken[ctx.rank] += ctx.prepared.steps.item.unplanned
 
     outcome = train(Accumulating(**MANY, each=slow), 2, 2, slices_per_step=SLICES)
     assert taken[0] > 0, f"slices that were taken over: {taken}"

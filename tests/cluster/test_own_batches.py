@@ -124,7 +124,7 @@ def test_a_slice_stays_with_the_batch_that_was_drawn_for_it() -> None:
         wait(drawn, "the fourth slice")
         late = cluster.start(Script(4))
         until("the second worker is there", lambda: len(cluster.status().view.workers) == 2)
-        until("it has its first weights", lambda: late.context is not None and late.context.steps is not None)
+        until("it has its first weights", lambda: late.context is not None and late.context.prepared.steps is not None)
         go.set()
         cluster.join([first, late])
     assert SyncName(0, 3, 4, 4) in [applied.contribution.name for applied in log]

@@ -229,8 +229,8 @@ def test_turns_of_a_slow_worker_go_to_others() -> None:
 
     def slow(ctx: Context, name: str) -> None:
         time.sleep(0.04 if ctx.rank else 0.002)
-        if ctx.steps is not None and ctx.steps.item is not None:
-            taken[ctx.rank] += ctx.steps.item.unplanned
+        if ctx.prepared.steps is not None and ctx.prepared.steps.item is not None:
+            taken[ctx.rank] += ctx.prepared.steps.item.unplanned
 
     outcome = train(Adversaries(80, each=slow), 2, 2, slices_per_step=5)
     assert taken[0] > 0, f"turns that were taken over: {taken}"

@@ -332,9 +332,9 @@ def buffered(service: ServerService) -> int:
 
 def item_of(ctx: Context) -> Item:
     """The slice that a script has and has not stepped on."""
-    assert ctx.steps is not None
-    assert ctx.steps.item is not None
-    return ctx.steps.item
+    assert ctx.prepared.steps is not None
+    assert ctx.prepared.steps.item is not None
+    return ctx.prepared.steps.item
 
 
 def inside(work: Callable[[Context], object]) -> None:

@@ -1,0 +1,261 @@
+"""What ``ctx.prepare`` makes of a script's objects: a model that is registered, an optimizer, a loader, schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from paramserver import errors
+from paramserver.config.sections import Training
+from paramserver.core.work.passes import Passes
+from paramserver.worker.data.described import describe_loader, is_stream, with_turns
+from paramserver.worker.data.streams import Stream
+from paramserver.worker.engine import Engine
+from paramserver.worker.later.left_out import compare
+from paramserver.worker.later.thawing import Thawing
+from paramserver.worker.models.prepared import Models, State
+from paramserver.worker.models.steps import TurnSteps
+from paramserver.worker.registered.objects import Objects
+from paramserver.worker.script.binding import ModelBinding
+from paramserver.worker.script.draws import Draws
+from paramserver.worker.script.given import check_accumulate, check_loader, check_model, check_objects, check_scheduler
+from paramserver.worker.script.guard import Guard
+from paramserver.worker.script.loader import SliceLoader, StreamLoader
+from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
+from paramserver.worker.script.position import Position
+from paramserver.worker.script.schedule import SchedulePosition, Schedules
+from paramserver.worker.script.state import bring, in_torch_format
+from paramserver.worker.script.steps import Steps
+from paramserver.worker.weights.reads import Reads
+
+log = structlog.get_logger("paramserver.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of a context that the objects of the script are connected with."""
+
+    engine: Engine
+    training: Training
+    device: torch.device
+    passes: Passes
+    position: SchedulePosition
+    loop: Position
+    schedules: Schedules
+    draws: Draws
+    objects: Objects
+
+
+class Prepared:
+    """The objects that were prepared so far."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        # Of several models with names.
+        self.models = Models()
+        self.model: nn.Module | None = None
+        self.binding: ModelBinding | None = None
+        self.guard: Guard | None = None
+        self.steps: Steps | None = None
+        self.optimizer: ServerOptimizer | None = None
+        self.loader: SliceLoader | None = None
+
+    def prepare(
+        self,
+        objects: Sequence[Any],
+        accumulate: int,
+        name: str,
+        turns: int,
+        later: Sequence[Any],
+        only_trained: bool,
+        batches: int,
+        own_streams: bool,
+    ) -> Any:
+        """See `Context.prepare`."""
+        check_objects(objects)
+        check_accumulate(accumulate, objects)
+        model = next((o for o in objects if isinstance(o, nn.Module)), None)
+        optimizer = next((o for o in objects if isinstance(o, torch.optim.Optimizer)), None)
+        if (model is None) != (optimizer is None):
+            raise errors.ModelError("give the model and its optimizer to ctx.prepare together, in one call")
+        for thing in objects:
+            if not isinstance(thing, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler | GradScaler):
+                done = " again" if isinstance(thing, SliceLoader | StepScheduler) else ""
+                raise errors.UserError(
+                    "ctx.prepare takes a module, an optimizer, a DataLoader, a scheduler or a GradScaler, "
+                    f"not {type(thing).__name__}{done}"
+                )
+
+        def one(thing: Any) -> Any:
+            return self._prepare_one(thing, accumulate, batches, own_streams)
+
+        if name or self.models:
+            if later or only_trained:
+                raise errors.UserError(
+                    "later and only_trained are for a job with one model, and this one has several (name=...)"
+                )
+            return self._prepare_named(objects, model, optimizer, name, turns, one)
+        if turns != 1:
+            raise errors.UserError("turns belongs to a model with a name: ctx.prepare(model, optimizer, name=...)")
+        self._parts.schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizer, self.optimizer)
+        if model is not None and optimizer is not None:
+            self._prepare_model(model, optimizer, later, only_trained)
+        elif later or only_trained:
+            raise errors.UserError(
+                "later and only_trained belong into the call of ctx.prepare that gets the model and its optimizer"
+            )
+        return_values = [one(o) for o in objects]
+        if model is not None and self.loader is None:
+            self._parts.draws.first()
+        return return_values[0] if len(return_values) == 1 else tuple(return_values)
+
+    def _prepare_named(
+        self,
+        objects: Sequence[Any],
+        model: nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+        name: str,
+        turns: int,
+        prepare: Callable[[Any], Any],
+    ) -> Any:
+        """One of several models, or the loader or a scheduler beside them."""
+        if model is not None and optimizer is not None:
+            if self.binding is not None and not self.models:
+                raise errors.ModelError("ctx.prepare has a model without a name already: give each model a name")
+            if self.loader is not None:
+                raise errors.ModelError("prepare every model before the loader, or the last one together with it")
+            self._check_model(model, optimizer)
+            model.to(self._parts.device)
+            self.models.add(name, model, optimizer, turns)
+        elif name:
+            raise errors.UserError("name belongs into the call of ctx.prepare that gets the model and its optimizer")
+        known = [one for made in self.models.optimizers.values() for one in (made, made.wrapped)]
+        for scheduler in objects:
+            if isinstance(scheduler, LRScheduler):
+                check_scheduler(scheduler, *known)
+        if any(isinstance(one, DataLoader) for one in objects) and self.binding is None:
+            self._begin_together()
+        made = [
+            self.models.optimizers[name] if isinstance(one, torch.optim.Optimizer) else prepare(one) for one in objects
+        ]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _begin_together(self) -> None:
+        """The loader comes, so all models are known: register them as one."""
+        model, optimizer = self.models.joint()
+        check_model(model, optimizer)
+        binding = ModelBinding(model, optimizer)
+
+        def make(*parts: Any) -> TurnSteps:
+            order, of_part = self.models.order(), self.models.trained(binding)
+            return TurnSteps(*parts, order=order, of_part=of_part, next_turn=self._parts.loop.next_turn)
+
+        steps, fetch, _ = self._begin(model, binding, make)
+        assert isinstance(steps, TurnSteps)
+        self.models.begin(steps, fetch)
+
+    def _prepare_one(self, thing: Any, accumulate: int, batches: int, own_streams: bool) -> Any:
+        if isinstance(thing, nn.Module):
+            return thing
+        if isinstance(thing, torch.optim.Optimizer):
+            return self.optimizer
+        if isinstance(thing, DataLoader):
+            return self._prepare_loader(thing, accumulate, batches, own_streams)
+        if isinstance(thing, GradScaler):
+            self._parts.objects.register("GradScaler", thing)
+            return thing
+        assert isinstance(thing, LRScheduler)
+        return self._parts.schedules.prepare(thing)
+
+    def _prepare_model(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, later: Sequence[Any], only_trained: bool
+    ) -> None:
+        if self.binding is not None:
+            raise errors.ModelError(
+                "ctx.prepare has a model already: to train several, give each one a name (ctx.prepare(..., name=...))"
+            )
+        self._check_model(model, optimizer)
+        model.to(self._parts.device)
+        binding = ModelBinding(model, optimizer, later, only_trained)
+        if only_trained:
+            compare(self._parts.engine.agreeing, binding.left_out)
+        steps, fetch, thawing = self._begin(model, binding, Steps)
+        self.optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
+
+    @staticmethod
+    def _check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(optimizer, ServerOptimizer):
+            raise errors.ModelError("this optimizer has been prepared already: give ctx.prepare torch's own, once")
+        if not any(True for _ in model.parameters()):
+            raise errors.ModelError("the model has no parameters to train: give it at least one")
+        check_model(model, optimizer)
+
+    def _begin(
+        self, model: nn.Module, binding: ModelBinding, make: Callable[..., Steps]
+    ) -> tuple[Steps, Callable[[], State], Thawing]:
+        """Register the model and get the weights. ``make`` makes the object that takes the script's steps."""
+        guard = Guard(self._parts.engine.weights, binding)
+        message = binding.message(self._parts.training.chunk_bytes)
+        plan = self._parts.engine.entry.register(message, binding.space, bring(binding), guard)
+        self.model, self.binding, self.guard = model, binding, guard
+        guard.outside()
+
+        def fetch() -> State:
+            return in_torch_format(binding, plan.layout, self._parts.engine.reading.optimizer_state())
+
+        self.steps = steps = make(
+            self._parts.engine,
+            self._parts.training,
+            binding,
+            guard,
+            self._parts.passes,
+            self._parts.position,
+            self._parts.schedules,
+            self._parts.draws,
+            self._parts.objects,
+        )
+        thawing = Thawing(self._parts.engine, self._parts.passes, binding, self._parts.schedules)
+        self._parts.loop.model_comes(steps, guard, thawing)
+        self._parts.engine.weights.listen(Reads(binding.parameters))
+        return steps, fetch, thawing
+
+    def _prepare_loader(self, loader: DataLoader[Any], accumulate: int, batches: int, own_streams: bool) -> SliceLoader:
+        if self.loader is not None:
+            raise errors.DataError("ctx.prepare has a training loader already; use others as they are")
+        check_loader(loader, own_streams)
+        slices = self._parts.engine.member.session.view.slices_per_step
+        data = describe_loader(loader, accumulate, slices, batches)
+        if self.models:
+            data = with_turns(data, self.models.turns)
+        self._parts.draws.loader_comes()
+        if data.samples < data.batch_size:
+            log.warning(
+                f"the data set has {data.samples} samples, fewer than the batch size of {data.batch_size}: "
+                "every epoch is a single short slice, computed by one worker at a time"
+            )
+        self._parts.engine.slices.register(data)
+        self._parts.position.loader_comes(data)
+
+        def length() -> int:
+            return self._parts.position.batches_per_epoch
+
+        def agree(epoch: int, digest: float) -> float:
+            return self._parts.engine.agreeing.agree("order of samples", (epoch + 1, 1), digest)
+
+        seed = self._parts.training.seed
+        if is_stream(loader):
+            stream = Stream(
+                loader, seed, agree, 2 * slices * accumulate, own_streams, self._parts.engine.member.session.rank
+            )
+            self.loader = StreamLoader(loader, data, seed, self._parts.device, self._parts.loop, length, stream)
+        else:
+            self.loader = SliceLoader(loader, data, seed, self._parts.device, self._parts.loop, length, agree)
+        return self.loader
