@@ -18,7 +18,7 @@ from paramserver.core.layout.plan import Chunk, TensorSpec
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.shard import ShardState
-from paramserver.errors import CheckpointError, GoneError, UnavailableError
+from paramserver.errors import CheckpointError, GoneError, ParamServerError, UnavailableError
 from paramserver.frames import AnyFrame
 from paramserver.server.saving.restoring import restore
 from paramserver.server.saving.saver import Saver
@@ -36,6 +36,7 @@ from tests.support.unit.trained import OPTIMIZERS
 
 SHAPES = {"a": (37, 5), "b": (11,), "c": (64,)}
 BEFORE, AFTER = 3, 4
+_NOBODY = UnavailableError("nobody answers")
 
 
 class LatePlace(Place):
@@ -228,17 +229,17 @@ def test_another_server_asks_for_a_copy_that_was_let_go(tmp_path: Path) -> None:
 
 
 class Elsewhere:
-    """A channel to the server of another shard: a dead one, or one that has the chunks that are asked for."""
+    """A channel to the server of another shard, which fails with ``error`` or has the chunks that are asked for."""
 
-    def __init__(self, shard: Shard | None, asked: asyncio.Event) -> None:
-        self.shard, self.asked = shard, asked
+    def __init__(self, shard: Shard | None, asked: asyncio.Event, error: ParamServerError = _NOBODY) -> None:
+        self.shard, self.asked, self.error = shard, asked, error
 
     async def download(
         self, method: str, request: Any, timeout: float, place: Any = None
     ) -> AsyncGenerator[AnyFrame, None]:
         self.asked.set()
         if self.shard is None:
-            raise UnavailableError("nobody answers")
+            raise self.error
         layout = self.shard.plan.layout
         parts = [
             (chunk_ref(layout.chunks[i]), buffer_of(torch.ones(layout.chunks[i].elements))) for i in request.chunks
@@ -267,3 +268,20 @@ def test_a_shard_moves_while_a_part_of_it_is_fetched(tmp_path: Path) -> None:
         return status
 
     assert asyncio.run(go()).state == shard_pb2.COPY_STATE_SAVED
+
+
+def test_another_server_had_no_room_for_its_copy(tmp_path: Path) -> None:
+    """Then this copy is left out, too: the coordinator may have the same version copied once more."""
+
+    async def go() -> shard_pb2.CopyStatus:
+        full = Elsewhere(None, asyncio.Event(), GoneError("there is no copy of version 0 here"))
+        peers = [types_pb2.ShardInfo(index=1, address="full")]
+        shard = Shard(Place(str(tmp_path)), OPTIMIZERS["sgd"], 2, lambda address: full, peers)
+        assert shard.saver.take(shard.version, shard.tensors, shard.state, {})
+        status = await shard.saved()
+        await shard.saver.close()
+        return status
+
+    status = asyncio.run(go())
+    assert status.state == shard_pb2.COPY_STATE_SKIPPED
+    assert status.reason == "server-1 has no such copy: there is no copy of version 0 here"

@@ -49,6 +49,10 @@ _RETRY_S = 0.1
 _LOOK_S = 0.5
 
 
+class _NotCopiedError(errors.CheckpointError):
+    """Another server has not copied the version. A later copy of the same version may go well."""
+
+
 class Saver:
     """The copies of one shard on one timeline. Lives in one event loop; writes in a thread of its own."""
 
@@ -181,6 +185,8 @@ class Saver:
         try:
             await self._loop.run_in_executor(self._thread, lambda: self._write(copy, tensors))
             status.state = shard_pb2.COPY_STATE_SAVED
+        except _NotCopiedError as error:
+            status.state, status.reason = shard_pb2.COPY_STATE_SKIPPED, str(error)
         except Exception as error:  # the top of a task: training goes on without this checkpoint
             if not isinstance(error, errors.ParamServerError):
                 log.exception("a checkpoint could not be written", version=copy.version.number)
@@ -270,12 +276,12 @@ class Saver:
                 raise errors.CheckpointError(f"server-{server} did not send chunk {chunk.index} of version {version}")
             except errors.RetryableError as error:
                 if copy.released:
-                    raise errors.CheckpointError("not all servers have copied that version") from error
+                    raise _NotCopiedError("not all servers have copied that version") from error
                 if time.monotonic() > deadline:
                     raise errors.CheckpointError(f"server-{server} does not give its part: {error}") from error
                 await asyncio.sleep(_RETRY_S)
             except errors.StaleViewError as error:
-                raise errors.CheckpointError(f"server-{server} has no such copy: {error}") from error
+                raise _NotCopiedError(f"server-{server} has no such copy: {error}") from error
 
     async def copied(self, version: int, chunks: Sequence[int], wait_s: float = 1.0) -> list[Frame]:
         """Frames with these chunks of the copy of ``version``, waiting for it if it has not been taken yet.
