@@ -27,7 +27,9 @@ class Job:
             timeline=1,
             consistency=Consistency(Mode.SYNC),
             stalls=self.stalls,
-            members=SimpleNamespace(of=lambda role: self.workers, get=lambda ident: None),
+            members=SimpleNamespace(
+                by_place=lambda: self.workers, of=lambda role: self.workers, get=lambda ident: None
+            ),
         )
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         monkeypatch.setattr("paramserver.coordinator.watching.blame.time", clock)

@@ -11,8 +11,8 @@ import pytest
 PRODUCT = Path(__file__).parents[2] / "paramserver"
 # Values that one caller fills in after another: partial sums, messages, torch's objects.
 VALUES = {
-    "worker": {"partial", "partial.space", "self.space", "empty", "parameter", "request", "report"},
-    "coordinator": {"process", "gone", "record", "response", "tally", "total"},
+    "worker": {"partial", "partial.space", "self.space", "empty", "parameter", "request", "report", "bits", "made"},
+    "coordinator": {"process", "gone", "record", "response", "tally", "total", "configure", "coming", "self._file"},
 }
 
 

@@ -64,7 +64,7 @@ GROUPS: list[Piece] = [
         "added after prepare",
         {"after": "optimizer.add_param_group({'params': [nn.Parameter(torch.ones(2))]})\n"},
         Verdict.REFUSED,
-        ("added after ctx.prepare",),
+        ("added after ctx.prepare", "no group can be added", "between two epochs", "needs the loop"),
     ),
 ]
 
