@@ -59,7 +59,7 @@ rows, data = data, Stream()
     Piece(
         "data",
         "WeightedRandomSampler",
-        {"options": f", sampler=WeightedRandomSampler([1.0, 2.0] * $samples, $samples, {GENERATOR})"},
+        {"options": f", sampler=WeightedRandomSampler([1.0 + k % 2 for k in range($samples)], $samples, {GENERATOR})"},
         without=("model",),
     ),
     Piece(
