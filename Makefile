@@ -14,7 +14,7 @@
 # make test-faults  the crash matrix, 200 random faults, 100 kills; writes docs/reliability.md (an hour or more)
 # make test-low  unit and contract tests with the lowest versions of grpcio, protobuf, redis and torch (for contributors)
 # make test-trackers  what the real packages of trackers take (for contributors; installs them)
-# make test-frameworks  accelerate, Transformers, Lightning, datasets and torchdata (for contributors; installs them)
+# make test-frameworks  accelerate, Transformers, Lightning, datasets, torchdata and Ray (for contributors; installs them)
 # make test-monitoring  the alert rules, by Prometheus' own tool (needs promtool, of Debian's package prometheus)
 # make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
 # make screenshots  pictures of the page of three real runs, in build/screenshots; one goes into README.md (needs chromium)
@@ -122,7 +122,7 @@ test-frameworks: .frameworks-venv/.stamp
 .frameworks-venv/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .frameworks-venv
 	.frameworks-venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[local,demo,dev,finetune,huggingface,lightning]' 'datasets>=5' 'torchdata>=0.11'
+		-e '.[local,demo,dev,finetune,huggingface,lightning,ray]' 'datasets>=5' 'torchdata>=0.11'
 	touch $@
 
 test-monitoring: .venv/.stamp

@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     | AROUND
     | {"api", "config", "checkpoint", "distributed", "records", "report", "results", "resume", "web"},
     "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "records", "report", "results", "resume", "web"},
+    "ray": LOWER | AROUND | {"config", "transport", "v1"},
     "doctor": LOWER | EDGES | WIRE | AROUND | {"config"},
     "render": {"config", "errors"},
     # Calibration alone needs more than the core: it measures transport and arithmetic, and a script of its own.
