@@ -71,7 +71,8 @@ def describe_loader(
     shuffle = shuffled(found.sampler, loader.dataset)
     samples = _length(loader.dataset if shuffle is not None else found.sampler, shuffle is None)
     if samples == 0:
-        raise errors.DataError("the data set is empty, or its sampler: give it at least one sample")
+        what = "data set is empty" if shuffle is not None else "sampler of the loader gives nothing"
+        raise errors.DataError(f"the {what}: give it at least one sample")
     try:
         size, step = found.batch_size * accumulate, slices_per_step if accumulate > 1 else 0
         return DataSpec(samples, size, found.drop_last, bool(shuffle), accumulate, step, shuffle is None)
