@@ -59,9 +59,9 @@ def kind(annotation: object) -> str:
     return _KINDS.get(annotation, "TEXT")
 
 
-# Any settings.
+# Types of flags that several commands have. Sets: settings, each as section.key=value.
 Sets = Annotated[list[str] | None, shows("SECTION.KEY=VALUE", name="--set")]
-# A flag with a name; the address of a coordinator.
+# Name: of a job, an image, a class of volumes. Address: of a coordinator.
 Name = Annotated[str | None, shows("NAME")]
 Address = Annotated[str | None, shows("HOST:PORT")]
 Directory = Annotated[str | None, shows("DIRECTORY")]

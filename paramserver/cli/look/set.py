@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from paramserver.cli.common import (
-    merge_overrides,
-    parse_assignments,
-    shows,
-)
+from paramserver.cli.common import merge_overrides, parse_assignments, shows
 from paramserver.cli.look.facts import describe
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.config import ENV_CONFIG, FIELDS, load_settings

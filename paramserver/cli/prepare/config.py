@@ -9,10 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from paramserver.cli.common import (
-    Sets,
-    parse_assignments,
-)
+from paramserver.cli.common import Sets, parse_assignments
 from paramserver.cli.examples import example
 from paramserver.config import FIELDS, SECTIONS, Settings, load_settings, shown
 from paramserver.config.settings import must_be

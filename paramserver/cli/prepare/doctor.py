@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import (
-    Address,
-    Directory,
-    Sets,
-    merge_overrides,
-    parse_assignments,
-)
+from paramserver.cli.common import Address, Directory, Sets, merge_overrides, parse_assignments
 from paramserver.doctor import Finding, Level, Request, diagnose
 from paramserver.logs import configure
 

@@ -7,13 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from paramserver.cli.common import (
-    Directory,
-    Name,
-    Sets,
-    parse_assignments,
-    shows,
-)
+from paramserver.cli.common import Directory, Name, Sets, parse_assignments, shows
 from paramserver.config import load_settings
 from paramserver.errors import ConfigError
 

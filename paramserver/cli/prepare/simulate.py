@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import (
-    Sets,
-    flag,
-    merge_overrides,
-    parse_assignments,
-    shows,
-)
+from paramserver.cli.common import Sets, flag, merge_overrides, parse_assignments, shows
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError
 
@@ -91,9 +85,9 @@ def simulate(
     with_server
         The last of the servers are beside the workers, one for each.
     placement
-        How much of the model each server takes: "auto", "balanced" or "split".
+        How much of the model each server takes.
     transport
-        How processes on one machine hand weights and gradients to each other: "auto", "grpc" or "shm".
+        How processes on one machine hand weights and gradients to each other.
     cores
         Processors of each machine, which all on it share; 0: there are enough.
     gpu

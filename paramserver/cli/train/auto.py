@@ -10,12 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import (
-    Sets,
-    flag,
-    merge_overrides,
-    parse_assignments,
-)
+from paramserver.cli.common import Sets, flag, merge_overrides, parse_assignments
 from paramserver.cli.train.run import script_path
 from paramserver.cli.train.start import coordinator, server, worker
 from paramserver.config import NO_CHECKPOINTS, Settings, load_settings

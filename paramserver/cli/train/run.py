@@ -7,13 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import (
-    Sets,
-    flag,
-    load_job,
-    merge_overrides,
-    parse_assignments,
-)
+from paramserver.cli.common import Sets, flag, load_job, merge_overrides, parse_assignments
 from paramserver.config import Settings
 from paramserver.errors import ConfigError
 

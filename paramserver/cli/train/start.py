@@ -7,13 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from paramserver.cli.common import (
-    Sets,
-    flag,
-    load_job,
-    merge_overrides,
-    parse_assignments,
-)
+from paramserver.cli.common import Sets, flag, load_job, merge_overrides, parse_assignments
 from paramserver.cli.examples import example
 from paramserver.cli.train.run import script_path
 from paramserver.config import Settings, load_settings
