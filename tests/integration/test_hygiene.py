@@ -79,11 +79,12 @@ class Run:
 
     def __init__(self, place: Place, shared: Shared, job: str, *script: str) -> None:
         self.place, self.shared, self.job = place, shared, job
-        self.before = _in_shared_memory()
+        self.before = _loaders_memory()
         self.address = free_address()
         self.running: Running = place.launch(
             *("run", str(TRAIN), "--servers", "1", "--workers", "2", "--store", shared.url, "--job", job),
             *("--set", f"cluster.coordinator={self.address}", "--", "--num-workers", "1", *script),
+            environ=place.meeting_apart,
         )
 
     def train(self) -> None:
@@ -101,6 +102,7 @@ class Run:
         )
         until("the directories are gone", lambda: not self._directories(), GONE_S)
         _wait_until_shared_memory_is_as(self.before)
+        self.place.check_meetings()
 
     def _directories(self) -> list[str]:
         # Python's own multiprocessing has no chance to remove its directories if it is killed.
@@ -108,15 +110,15 @@ class Run:
         return [name for name in names if not name.startswith(("pymp-", f"paramserver-{os.getuid()}"))]
 
 
-def _in_shared_memory() -> set[str]:
-    """What torch's loading processes, and ours, may have left there."""
-    return {entry.name for entry in SHARED_MEMORY.iterdir() if entry.name.startswith(("torch_", "psm_", "paramserver"))}
+def _loaders_memory() -> set[str]:
+    """What torch's loading processes have in shared memory, those of other runs on this machine, too."""
+    return {entry.name for entry in SHARED_MEMORY.iterdir() if entry.name.startswith(("torch_", "psm_"))}
 
 
 def _wait_until_shared_memory_is_as(before: set[str]) -> None:
-    """Other runs on this machine meet there for a moment, too: their entries go by themselves, ours would stay."""
-    new = _in_shared_memory() - before
-    until(f"nothing is left in shared memory of {new}", lambda: not new & _in_shared_memory(), GONE_S)
+    """Loaders of other runs on this machine have memory there for a moment, too: it goes by itself, ours would stay."""
+    new = _loaders_memory() - before
+    until(f"nothing is left in shared memory of {new}", lambda: not new & _loaders_memory(), GONE_S)
 
 
 @pytest.mark.parametrize(
@@ -159,19 +161,19 @@ def test_f14_f17_a_killed_run_leaves_what_can_be_gone_on_with_and_others_do_not_
 def test_k05_start_leaves_its_record_only(place: Place, shared: Shared) -> None:
     address = free_address()
     common = ("--join", address)
-    before = _in_shared_memory()
-    roles = [
-        place.launch(
-            *("start", "coordinator", "--listen", address, "--job", "apart", "--store", shared.url, "--workers", "1")
-        ),
-        place.launch("start", "server", *common),
-        place.launch("start", "worker", *common, "--", TRAIN, "--epochs", "1"),
+    before = _loaders_memory()
+    commands: list[tuple[str | Path, ...]] = [
+        ("coordinator", "--listen", address, "--job", "apart", "--store", shared.url, "--workers", "1"),
+        ("server", *common),
+        ("worker", *common, "--", TRAIN, "--epochs", "1"),
     ]
+    roles = [place.launch("start", *command, environ=place.meeting_apart) for command in commands]
     for role in roles:
         role.wait().check()
     assert set(place.processes()) <= {shared.server.pid}
     assert place.leftovers() == []
     _wait_until_shared_memory_is_as(before)
+    place.check_meetings()
     assert shared.keys_of("apart") == RECORD
     entry = parse_record(shared.client.hget("paramserver:apart:entry:state", "value") or b"")
     assert entry.view.state == types_pb2.JOB_STATE_DONE

@@ -184,6 +184,9 @@ class Place:
         self.temporary.mkdir(parents=True)
         self.work = self.root / "work"
         self.work.mkdir()
+        # In /dev/shm, since the path must be short.
+        self._meeting = Path(tempfile.mkdtemp(prefix="pst-", dir="/dev/shm"))
+        self._meeting_made_ns = self._meeting.stat().st_mtime_ns
         self._mark = secrets.token_hex(8)
         self._running: list[Running] = []
 
@@ -201,6 +204,16 @@ class Place:
         places = {"TMPDIR": str(self.temporary), "XDG_STATE_HOME": str(self.work / "state")}
         places["PARAMSERVER_LOG__FORMAT"] = "text"  # also where the tests run in a container
         return {**kept, **places, _MARK: self._mark, "PYTHONPATH": str(ROOT)}
+
+    @property
+    def meeting_apart(self) -> dict[str, str]:
+        """Variables for commands whose processes meet where no other run of this machine leaves anything."""
+        return {"PARAMSERVER_CLUSTER__MEETING_DIR": str(self._meeting)}
+
+    def check_meetings(self) -> None:
+        """Commands with `meeting_apart` have met, and left nothing where they met."""
+        assert self._meeting.stat().st_mtime_ns > self._meeting_made_ns, "nobody has met"
+        assert list(self._meeting.iterdir()) == []
 
     def start(self, *argv: str | Path, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> Running:
         """Start a command, with these variables on top of those of `environ()`."""
@@ -267,6 +280,7 @@ class Place:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
+        shutil.rmtree(self._meeting, ignore_errors=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
 
