@@ -80,7 +80,9 @@ test: .venv/.stamp
 	$(BIN)/python -m pytest -q -n $(RUN_PROCESSES) --dist loadfile -m 'not long' tests/integration
 
 test-long: .venv/.stamp
-	$(BIN)/python -m pytest -q -m long tests
+	@bad=0; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m long \
+		tests/unit tests/contract tests/cluster tests/behaviour || bad=1; \
+	$(BIN)/python -m pytest -q -m long tests/integration || bad=1; exit $$bad
 
 screenshots: .venv/.stamp
 	$(BIN)/python -m tests.support.integration.screenshots build/screenshots
