@@ -30,8 +30,8 @@ class Times:
         self._opened_at = time.monotonic()
         # When contributions came that are in no version yet, by buffer (see `RunningShard.buffers`).
         self._came: dict[int, float] = {}
-        # Of the version in the making: since when, and when its sum was applied and its backups held it.
-        self._now = shard_pb2.VersionTimes()
+        # Of the version in the making (None: as a backup): since when, and when its sum was applied.
+        self._now: shard_pb2.VersionTimes | None = shard_pb2.VersionTimes()
         self._from = self._applied_at = 0.0
         # Versions with three moments: the former version was published, this one began, and it was published.
         self._done: deque[tuple[float, float, float, shard_pb2.VersionTimes]] = deque(maxlen=_KEPT)
@@ -53,7 +53,13 @@ class Times:
         self._came.pop(buffer, None)
 
     def decided(self, step: int, made_of: Mapping[int, Contribution]) -> None:
-        """The next version is made of these contributions, by buffer."""
+        """The next version is made of these contributions, by buffer.
+
+        The primary has told of a version that a backup followed. The backup does not, also after it is promoted.
+        """
+        if any(part.combined for part in made_of.values()):
+            self._now = None
+            return
         arrivals = [
             (self._came.pop(buffer, self._opened_at), part.worker, part.name) for buffer, part in made_of.items()
         ]
@@ -88,6 +94,10 @@ class Times:
     def published(self) -> None:
         """The next version is there."""
         now, times = time.monotonic(), self._now
+        if times is None:
+            self._came.clear()
+            self._opened_at = now
+            return
         times.published_s = now - self._from
         times.update_s = self._applied_at - self._from - times.last_s
         times.forward_s = now - self._applied_at

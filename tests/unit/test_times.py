@@ -30,8 +30,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def part(worker: int, name: Name, base: int = 7) -> Any:
-    return SimpleNamespace(worker=worker, name=name, base_version=base)
+def part(worker: int, name: Name, base: int = 7, combined: bool = False) -> Any:
+    return SimpleNamespace(worker=worker, name=name, base_version=base, combined=combined)
 
 
 def told(times: Times, open_: dict[int, Any] | None = None) -> shard_pb2.StatsResponse:
@@ -68,6 +68,27 @@ def test_a_step_of_a_single_worker_has_no_others(clock: Clock) -> None:
     times.published()
     (made,) = told(times).times
     assert (made.others, made.others_s, made.last) == (0, 0.0, 10)
+
+
+@pytest.mark.parametrize("name", [SyncName(7, 0, 1, 1), AsyncName(3, 0)])
+def test_a_promoted_backup_tells_of_its_own_versions_only(clock: Clock, name: Name) -> None:
+    """The primary has told of the versions before, and how long a backup followed them is nobody's wait."""
+    times = Times(1)
+    times.came(0)
+    times.decided(7, {0: part(10, name, combined=True)})
+    clock.at(5.0)
+    times.applied()
+    times.published()
+    times.came(1)
+    clock.at(5.5)
+    times.decided(8, {1: part(10, SyncName(8, 0, 1, 1))})
+    times.applied()
+    times.published()
+    report = told(times)
+    (made,) = report.times
+    assert made.step == 8
+    assert made.published_s == pytest.approx(0.5)
+    assert not report.staleness
 
 
 def test_the_open_step_tells_of_the_contributions_that_count(clock: Clock) -> None:
