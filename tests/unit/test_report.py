@@ -166,6 +166,13 @@ def test_a_report_with_very_many_values_stays_small() -> None:
     assert len(html_of(run())) < 100_000
 
 
+def test_a_script_without_ctx_log_has_no_table_of_its_values() -> None:
+    assert "<summary>All 2 values</summary>" in html_of(run())
+    text = html_of(run(curves=[]))
+    assert "samples per second" in text
+    assert " values</summary>" not in text
+
+
 def test_curves_have_gaps_where_values_are_not_finite() -> None:
     drawn = chart.curve([(0, 1.0), (1, math.nan), (2, 3.0), (3, math.inf), (4, 2.0)], "step")
     assert drawn.count("M") == 3
