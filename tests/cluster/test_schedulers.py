@@ -180,6 +180,38 @@ def test_a_worker_that_comes_late(name: str) -> None:
     assert torch.isfinite(outcome.tensor("0.weight")).all()
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["before prepare", "after it"])
+def test_torch_does_not_warn_in_a_worker_that_comes_late(first: bool) -> None:
+    """It passes the first epoch without a step of its own. A warning is an error in tests."""
+    come = threading.Event()
+
+    def script(ctx: Context) -> None:
+        model: Any = network()
+        optimizer: Any = sgd(model.parameters())
+        loader: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH)
+        schedule = ExponentialLR(optimizer, 0.5) if first else None
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        schedule = schedule or ExponentialLR(optimizer, 0.5)
+        for epoch in range(EPOCHS):
+            for x, y in loader:
+                if ctx.rank == 0 and ctx.version == SAMPLES // BATCH // SLICES + 1:
+                    come.set()
+                    until("the other worker has come", lambda: ctx.world_size == 2)
+                rates.add((epoch, optimizer.param_groups[0]["lr"]))
+                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+            schedule.step()
+
+    rates: set[tuple[int, float]] = set()
+    with Cluster(1, 1, slices_per_step=SLICES) as cluster:
+        cluster.start(script)
+        wait(come, "the second epoch", 60.0)
+        cluster.start(script)
+        cluster.join()
+    assert len(rates) == EPOCHS, rates
+
+
 # ---- ReduceLROnPlateau
 
 

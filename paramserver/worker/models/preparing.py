@@ -161,6 +161,13 @@ class Prepared:
         steps, fetch, _ = self._begin(model, binding, make)
         assert isinstance(steps, TurnSteps)
         self.models.begin(steps, fetch)
+        for optimizer in self.models.optimizers.values():
+            self._tell(optimizer)
+
+    def _tell(self, optimizer: ServerOptimizer) -> None:
+        """A worker that comes late passes epochs without a step of its own, and its schedulers do not warn."""
+        if self._parts.engine.weights.version > 0:
+            optimizer.told_of_steps()
 
     def _prepare_one(self, thing: Any, accumulate: int, batches: int, own_streams: bool) -> Any:
         if isinstance(thing, nn.Module):
@@ -189,6 +196,7 @@ class Prepared:
             compare(self._parts.engine.agreeing, binding.left_out)
         steps, fetch, thawing = self._begin(model, binding, Steps)
         self.optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
+        self._tell(self.optimizer)
 
     @staticmethod
     def _check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

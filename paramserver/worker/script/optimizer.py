@@ -65,9 +65,13 @@ class ServerOptimizer(torch.optim.Optimizer):
         found = getattr(self, "found_inf", None)
         overflow = found is not None and bool(found.item() != 0)
         self._contribute(1.0 if scale is None else 1.0 / float(scale), overflow)
-        # The scheduler is built on the wrapped optimizer and warns unless that one has stepped.
-        self.wrapped._opt_called = True  # type: ignore[attr-defined]
+        self.told_of_steps()
         return loss
+
+    def told_of_steps(self) -> None:
+        """This worker or another one has stepped: without this, torch's schedulers warn that nobody has."""
+        for optimizer in (self, self.wrapped):  # schedulers are built before ctx.prepare or after it
+            optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
         """The state as torch's optimizer has it: ``plain.load_state_dict(optimizer.state_dict())`` goes on from it.
