@@ -87,6 +87,45 @@ def test_training_goes_on_from_the_state_that_a_script_brings(name: str, servers
     assert_same(another.state_dict(), plain.state_dict())
 
 
+class Scaled(nn.Module):
+    """One of the parameters has no dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Aligned(torch.float32)
+        self.scale = nn.Parameter(torch.tensor(1.25))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) * self.scale
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adafactor"])
+def test_a_parameter_without_dimensions_has_state(name: str) -> None:
+    """It is brought and read. torch's fused kernels round a single number in another way than many numbers."""
+    data = dataset(SAMPLES)
+    saved: list[dict[str, Any]] = []
+
+    def script(ctx: Context) -> None:
+        model: Any = Scaled()
+        x, y = data.tensors
+        plain = OPTIMIZERS[name](model.parameters())
+        cross_entropy(model(x), y).backward()
+        plain.step()
+        plain.zero_grad()
+        saved.append(copy.deepcopy(plain.state_dict()))
+        model, optimizer, loader = ctx.prepare(model, plain, DataLoader(data, batch_size=BATCH))
+        saved.append(optimizer.state_dict())
+        loop(ctx, model, optimizer, loader)
+        saved.append(optimizer.state_dict())
+
+    train(script, 1, 2, {"training__chunk_bytes": 256}, slices_per_step=1)
+    assert_same(saved[1], saved[0])
+    assert [key for key, parameter in Scaled().named_parameters() if parameter.shape == ()] == ["scale"]
+    found = {key: value for (number, key), value in tensors(saved[2]).items() if number == 0}
+    assert all(value.shape == () for value in found.values()), found
+    assert any(value != tensors(saved[0])[0, key] for key, value in found.items() if key != "step"), found
+
+
 def test_with_several_workers_the_state_counts_as_the_weights_do() -> None:
     """Two workers and three servers; float32 masters of bfloat16 parameters have state in float32."""
 

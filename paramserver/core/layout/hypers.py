@@ -99,6 +99,15 @@ class Rule:
             return None
         return (*shape[:-1], 1) if extent is Extent.ROWS else (*shape[:-2], 1, shape[-1])
 
+    def array_elements(self, key: str, shape: Shape) -> int:
+        """How many elements a state array of a tensor of this shape has; 0: such a tensor does not have it.
+
+        >>> RULES["adafactor"].array_elements("row_var", (3, 5)), RULES["adafactor"].array_elements("variance", ())
+        (3, 1)
+        """
+        made = self.array_shape(key, shape)
+        return 0 if made is None else math.prod(made)
+
     def arrays_of(self, hypers: Hypers, shape: Shape) -> dict[str, Shape]:
         """The state arrays that a tensor of this shape has with these hyper-parameters, and their shapes."""
         off = {array for flag, array in self.structural.items() if not hypers[flag]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
 
 from paramserver.core.layout.hypers import Hypers, rule_of
 from paramserver.core.layout.plan import Piece
@@ -61,8 +60,7 @@ class BroughtState:
             piece, dtype = self._pieces.get((ref.tensor, ref.start), (None, ""))
             return (piece.elements, dtype, True) if piece is not None else (0, "", False)
         _, dtype = self._pieces[ref.tensor, 0]
-        shape = self._rule.array_shape(ref.key, self._tensors.layout.tensors[ref.tensor].shape)
-        left = prod(shape or (0,)) - ref.start
+        left = self._rule.array_elements(ref.key, self._tensors.layout.tensors[ref.tensor].shape) - ref.start
         return min(ref.bytes // itemsize(dtype), left), dtype, left >= 0
 
     def load(self, announced: int, groups: Sequence[Hypers], chunks: Iterable[int] | None = None) -> dict[int, State]:

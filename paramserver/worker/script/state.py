@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paramserver import errors
-from paramserver.core.layout.hypers import Hypers, Rule, Shape, rule_of
+from paramserver.core.layout.hypers import Hypers, rule_of
 from paramserver.core.layout.plan import MAX_CHUNK_BYTES, Chunk, Kind, Layout, joined, units
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
 from paramserver.tensors.finite import is_finite
@@ -143,7 +143,7 @@ def in_torch_format(
         placement = layout.placements[ref.tensor]
         dtype = "float32" if ref.scalar else layout.segments[placement.segment].dtype
         values = tensor_from(bytearray(data), dtype)
-        size = 1 if ref.scalar else _elements(rule, ref.key, layout.tensors[ref.tensor].shape)
+        size = 1 if ref.scalar else rule.array_elements(ref.key, layout.tensors[ref.tensor].shape)
         if ref.dtype != dtype or ref.start + values.numel() > size:
             raise errors.ProtocolError(f"a server sent the state {ref.key!r} of tensor {ref.tensor} in another shape")
         states = flat.setdefault(ref.tensor, {})
@@ -153,7 +153,7 @@ def in_torch_format(
         if not ref.scalar:
             filled[ref.tensor, ref.key] = filled.get((ref.tensor, ref.key), 0) + values.numel()
     for (tensor, key), elements in filled.items():
-        if elements != _elements(rule, key, layout.tensors[tensor].shape):
+        if elements != rule.array_elements(key, layout.tensors[tensor].shape):
             raise errors.ProtocolError(f"the servers sent only a part of the state {key!r} of tensor {tensor}")
     found: dict[Tensor, dict[str, Any]] = {}
     for index, parameter in enumerate(binding.parameters):
@@ -175,11 +175,6 @@ def in_torch_format(
             }
             found[parameter] = dict(sorted({**arrays, **given_numbers(rule, numbers)}.items()))
     return found
-
-
-def _elements(rule: Rule, key: str, shape: Shape) -> int:
-    """How many elements a state array of a tensor of this shape has."""
-    return math.prod(rule.array_shape(key, shape) or (0,))
 
 
 def same(ours: Mapping[Any, Mapping[str, Any]], theirs: Mapping[Any, Mapping[str, Any]]) -> bool:
