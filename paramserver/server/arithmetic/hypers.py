@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
-from paramserver.core.layout.hypers import Hypers, validate_change
+from paramserver.core.layout.hypers import Hypers, HyperValue, validate_change
 from paramserver.errors import ModelError, ProtocolError
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.v1 import types_pb2
+
+# Relative difference of a number that two kinds of processor have computed in the same way.
+_ROUNDING = 1e-9
 
 
 class Hyperparameters:
@@ -29,3 +33,25 @@ class Hyperparameters:
                 raise ProtocolError(str(error)) from error
             self._last = raw, tuple(found)
         return self._last[1]
+
+
+def differing(one: Sequence[Hypers], other: Sequence[Hypers]) -> str:
+    """The first hyper-parameter that is not equal in both, with both values, in words; empty if there is none.
+
+    Values that machines may have rounded in another way count as equal.
+    """
+    if one is other:
+        return ""
+    for number, (here, there) in enumerate(zip(one, other, strict=True)):
+        for key in sorted(here):
+            if not _close(here[key], there[key]):
+                return f"{key} of parameter group {number} is {here[key]} and {there[key]}"
+    return ""
+
+
+def _close(one: HyperValue, other: HyperValue) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_close, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=_ROUNDING)
+    return one == other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -17,6 +17,7 @@ from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.frames import AnyFrame
+from paramserver.server.arithmetic.hypers import differing
 from paramserver.server.rpc.host import Host
 from paramserver.server.running import RunningShard
 from paramserver.server.versions import stealing
@@ -144,7 +145,8 @@ class Contributions:
     async def count(
         self, shard: RunningShard, contribution: Contribution, header: shard_pb2.PushHeader, nbytes: int
     ) -> shard_pb2.PushResponse:
-        """Count a contribution of ``nbytes`` bytes that has passed all checks."""
+        """Count a contribution of ``nbytes`` bytes that has passed all other checks. Raises ModelError."""
+        _check_agreement(contribution, shard.buffers.values())
         self.pushed += nbytes
         pushed, own = await shard.push(contribution, header)
         reach("reply.drop", contribution.base_version)
@@ -175,6 +177,21 @@ def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:
             raise errors.ProtocolError(f"{name} was computed on version {base}, not on the weights of its step")
     elif header.timeline == state.timeline and base > state.version:
         raise errors.ProtocolError(f"{name} was computed on version {base}, which this shard has not published")
+
+
+def _check_agreement(contribution: Contribution, others: Iterable[Contribution]) -> None:
+    """A step has one update, and so the hyper-parameters of its slices are the same. Raises ModelError."""
+    name = contribution.name
+    if not isinstance(name, SyncName) or not contribution.samples:
+        return
+    for other in others:
+        if not (isinstance(other.name, SyncName) and other.name.step == name.step and other.samples):
+            continue
+        if difference := differing(other.groups, contribution.groups):
+            raise errors.ModelError(
+                f"the hyper-parameters of two workers differ in step {name.step}: {difference}. Give the scheduler to "
+                "ctx.prepare, or compute the hyper-parameters from ctx.version, which is the number of the step"
+            )
 
 
 def contribution_of(

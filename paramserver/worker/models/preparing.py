@@ -162,10 +162,11 @@ class Prepared:
         assert isinstance(steps, TurnSteps)
         self.models.begin(steps, fetch)
         for optimizer in self.models.optimizers.values():
-            self._tell(optimizer)
+            self._connect(optimizer, steps)
 
-    def _tell(self, optimizer: ServerOptimizer) -> None:
-        """A worker that comes late passes epochs without a step of its own, and its schedulers do not warn."""
+    def _connect(self, optimizer: ServerOptimizer, steps: Steps) -> None:
+        """The optimizer makes these steps. Schedulers of a worker that comes late do not warn that it has made none."""
+        steps.rates.watch(optimizer)
         if self._parts.engine.weights.version > 0:
             optimizer.told_of_steps()
 
@@ -196,7 +197,7 @@ class Prepared:
             compare(self._parts.engine.agreeing, binding.left_out)
         steps, fetch, thawing = self._begin(model, binding, Steps)
         self.optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
-        self._tell(self.optimizer)
+        self._connect(self.optimizer, steps)
 
     @staticmethod
     def _check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

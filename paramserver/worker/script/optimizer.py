@@ -13,6 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from paramserver import errors
 from paramserver.worker.script.state import same
 
+# A scheduler of torch gives this attribute to the method step() of its optimizer.
+_BY_SCHEDULER = "_wrapped_by_lr_sched"
+
 
 class ServerOptimizer(torch.optim.Optimizer):
     """Shares its parameter groups and hooks with the optimizer that was given; ``step`` contributes.
@@ -35,6 +38,8 @@ class ServerOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.wrapped = wrapped
         self._contribute, self._fetch, self._add_group = contribute, fetch, add_group
+        # A scheduler was built on the optimizer before ctx.prepare.
+        self._scheduled = hasattr(wrapped.step, _BY_SCHEDULER)
         super().__init__([{"params": list(group["params"])} for group in wrapped.param_groups], {})
         self.param_groups = wrapped.param_groups
         self.defaults = wrapped.defaults
@@ -67,6 +72,11 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._contribute(1.0 if scale is None else 1.0 / float(scale), overflow)
         self.told_of_steps()
         return loss
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a scheduler of torch was built on this optimizer, before ctx.prepare or after it."""
+        return self._scheduled or hasattr(self.step, _BY_SCHEDULER)
 
     def told_of_steps(self) -> None:
         """This worker or another one has stepped: without this, torch's schedulers warn that nobody has."""
@@ -161,7 +171,7 @@ def retire(given: torch.optim.Optimizer) -> None:
     for name in ("step", "state_dict", "load_state_dict", "add_param_group"):
         refuse: Any = refused(f"{name}()")
         if name == "step":
-            refuse._wrapped_by_lr_sched = True  # or schedulers warn that step() was replaced
+            setattr(refuse, _BY_SCHEDULER, True)  # or schedulers warn that step() was replaced
         setattr(given, name, refuse)
 
 

@@ -24,6 +24,7 @@ from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loader import of_batch
+from paramserver.worker.script.rates import Rates
 from paramserver.worker.script.schedule import SchedulePosition, Schedules
 
 log = structlog.get_logger("paramserver.worker")
@@ -47,6 +48,7 @@ class Steps:
         self._engine, self._training, self._binding, self._guard = engine, training, binding, guard
         self._passes, self._position, self._schedules, self._draws = passes, position, schedules, draws
         self._objects = objects
+        self.rates = Rates(passes, schedules)
         self._scaling = LrScaling(training.lr_scaling, training.lr_base_slices, training.lr_warmup_steps)
         self.item: Item | None = None
         # Epoch and index of the slice that the script was given last.
@@ -248,7 +250,10 @@ class Steps:
     def _hand_in(self, item: Item, partial: PartialSum) -> bool:
         self.item = None
         self._passes.steps()
-        return self._engine.loop.contribute(item, partial, self._groups())
+        groups = self._groups()
+        if partial.samples:
+            self.rates.check(item, self._engine.shards.timeline, groups)
+        return self._engine.loop.contribute(item, partial, groups)
 
     def _groups(self) -> list[types_pb2.GroupHypers]:
         """The hyper-parameters for the present update."""
