@@ -1,18 +1,23 @@
-"""Where a learning-rate schedule stands: the units of ``len(loader)``, and how many of them have passed."""
+"""Where a learning-rate schedule stands, in units of ``len(loader)``, and which learning rates are refused."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import structlog
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paramserver import errors
 from paramserver.core.versions.consistency import Mode
+from paramserver.core.versions.names import SyncName
 from paramserver.core.work.data_progress import data_progress, schedule_position, updates_per_epoch
 from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import DataSpec
-from paramserver.v1 import shard_pb2
+from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_from_proto, mode_from_proto, schedule_from_proto
 from paramserver.worker.engine import Engine
+from paramserver.worker.pace import Item
 from paramserver.worker.script.given import check_scheduler
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 
@@ -151,3 +156,50 @@ class Schedules:
     def _per_step_elsewhere(self) -> bool:
         """Whether other workers advance their schedules in each step."""
         return self._engine.weights.heard_schedule == shard_pb2.SCHEDULE_PER_STEP
+
+
+class Rates:
+    """Compares the hyper-parameters of each slice with those of the slice that the script handed in before."""
+
+    def __init__(self, passes: Passes, schedules: Schedules) -> None:
+        self._passes, self._schedules = passes, schedules
+        self._optimizers: list[ServerOptimizer] = []
+        # Of the slice before: the timeline, the step (asynchronous: None), the epoch, what was sent, learning rates.
+        self._timeline, self._step, self._epoch = -1, -1, -1
+        self._groups: Sequence[types_pb2.GroupHypers] = ()
+        self._rates: list[float] = []
+
+    def watch(self, optimizer: ServerOptimizer) -> None:
+        """The script steps with this optimizer, too."""
+        self._optimizers.append(optimizer)
+
+    def check(self, item: Item, timeline: int, groups: Sequence[types_pb2.GroupHypers]) -> None:
+        """A slice is handed in with these hyper-parameters.
+
+        Raises UserError if a scheduler that `ctx.prepare` does not know has changed a learning rate where it counts
+        this worker's slices, or if another slice of the same step has other hyper-parameters.
+        """
+        step = item.name.step if isinstance(item.name, SyncName) else -1
+        rates = [float(group["lr"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+        former = (self._timeline, self._step, self._epoch, self._groups, self._rates)
+        self._timeline, self._step, self._epoch, self._groups, self._rates = timeline, step, item.epoch, groups, rates
+        if former[0] != timeline:
+            return
+        changed = any(one != other for one, other in zip(rates, former[4], strict=False))
+        counts_here = self._passes.planned or former[2] == item.epoch
+        if changed and counts_here and not self._schedules and any(one.scheduled for one in self._optimizers):
+            raise errors.UserError(
+                f"a scheduler that ctx.prepare does not know has changed the learning rate from {_first(former[4])} to "
+                f"{_first(rates)}: it counts the steps of this worker, and not those of the job. Give it to "
+                "ctx.prepare: scheduler = ctx.prepare(scheduler)"
+            )
+        if step >= 0 and former[1] == step and list(former[3]) != list(groups):
+            raise errors.UserError(
+                f"two slices of step {step} have different hyper-parameters (the learning rates {_first(former[4])} "
+                f"and {_first(rates)}), and a step has one update: give the scheduler to ctx.prepare, or compute the "
+                "hyper-parameters from ctx.version, which is the number of the step"
+            )
+
+
+def _first(rates: Sequence[float]) -> str:
+    return f"{rates[0]:g}" if rates else "none"

@@ -24,8 +24,7 @@ from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loader import of_batch
-from paramserver.worker.script.rates import Rates
-from paramserver.worker.script.schedule import SchedulePosition, Schedules
+from paramserver.worker.script.schedule import Rates, SchedulePosition, Schedules
 
 log = structlog.get_logger("paramserver.worker")
 
