@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,7 +24,7 @@ from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices
 from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
 from tests.support.cluster.early import counted
-from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train, wait
+from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train, until, wait
 from tests.support.cluster.programs import adamw, dataset, network, sgd
 from tests.support.failover.rollback import Rig, same
 from tests.support.schedules.ddp import ACCUMULATE, BATCH, EPOCHS, UNEVEN
@@ -175,10 +174,11 @@ def test_slices_of_a_slow_worker_go_to_others_with_all_their_batches() -> None:
     taken: Counter[int] = Counter()
 
     def slow(ctx: Context, batches: int) -> None:
-        time.sleep(0.04 if ctx.rank else 0.005)
         assert ctx.prepared.steps is not None
         assert ctx.prepared.steps.item is not None
         taken[ctx.rank] += ctx.prepared.steps.item.unplanned
+        if ctx.rank == 1:
+            until("the other worker takes a slice over", lambda: taken[0] > 0)
 
     outcome = train(Accumulating(**MANY, each=slow), 2, 2, slices_per_step=SLICES)
     assert taken[0] > 0, f"slices that were taken over: {taken}"
