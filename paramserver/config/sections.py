@@ -246,8 +246,8 @@ class Training(Section):
     ] = Field(default=0, description="Size of a chunk. 0: chosen from the size of the model and the links.")
     sync_batchnorm: bool = Field(
         default=False,
-        description="sync only: SyncBatchNorm takes its statistics over all slices of a step, for which workers wait in "
-        "each forward and backward pass. Best with as many workers as slices in a step.",
+        description="sync only: SyncBatchNorm takes its statistics over all slices of a step. Workers then wait for "
+        "each other in each forward and backward pass. Give the job as many workers as slices in a step.",
     )
     nonfinite: Literal["skip", "reject", "fail"] = Field(
         default="skip",

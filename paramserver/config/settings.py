@@ -65,12 +65,13 @@ class Settings(BaseSettings):
         if self.consistency.mode == "async":
             raise ValueError(
                 "training.sync_batchnorm is true and consistency.mode is async, where a step has no slices to take "
-                "statistics over: set consistency.mode to sync, or leave training.sync_batchnorm out"
+                "statistics over: set consistency.mode to sync, or training.sync_batchnorm to false"
             )
         if self.training.poison == "skip":
             raise ValueError(
                 "training.sync_batchnorm is true and training.poison is skip, but the other slices of a step need the "
-                "statistics of a slice that is skipped: set training.poison to fail, or leave training.sync_batchnorm out"
+                "statistics of a slice that is skipped: set training.poison to fail, or training.sync_batchnorm to "
+                "false"
             )
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 
 import structlog
 import torch
@@ -154,7 +155,7 @@ class Summing:
             request.mine.extend(sorted(mine))
             request.wait_s = min(_PARK_S, max(0.0, deadline - time.monotonic()))
             bringing = member.submit(links.rounds.bring(name.step, shard % len(links.channels), request))
-            found = member.wait_unless(bringing, lambda seen=generation: member.generation != seen)
+            found = member.wait_unless(bringing, partial(self._moved, generation))
             if isinstance(found, bytes):
                 return found
             missing = sorted(found or ())
@@ -164,6 +165,10 @@ class Summing:
             if missing:
                 self._look(name, request.what, missing, pace, deadline)
 
+    def _moved(self, generation: tuple[int, ...]) -> bool:
+        """Whether the slices may have been dealt out anew since then."""
+        return self._member.generation != generation
+
     def _put_off(self, step: int, first: int) -> None:
         """The sum needs slice ``first``, which this worker has to compute. A warning comes if that lasts."""
         self._first = first
@@ -172,8 +177,8 @@ class Summing:
         self._put_off_in, self._steps_put_off = step, self._steps_put_off + 1
         if self._steps_put_off == _STEPS:
             log.warning(
-                "this worker has several slices of a step, and SyncBatchNorm needs all of them at once: it computes them "
-                "again for each layer, forward and backward, as long as there are fewer workers than slices in a step"
+                "this worker has several slices of a step, and SyncBatchNorm needs all of them at once: it computes "
+                "them again for each layer, forward and backward, until there are as many workers as slices in a step"
             )
 
     def _look(self, name: SyncName, what: str, missing: list[int], pace: SyncPace, deadline: float) -> None:

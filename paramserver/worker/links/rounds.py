@@ -26,7 +26,7 @@ class Rounds:
         self._step, self._brought = -1, dict[int, list[shard_pb2.CollectRequest]]()
 
     async def bring(self, step: int, shard: int, request: shard_pb2.CollectRequest) -> bytes | tuple[int, ...]:
-        """The sum of the round; or the slices that are missing, after ``wait_s`` seconds, or at once if one is ``mine``.
+        """The sum of the round; or the missing slices, after ``wait_s`` seconds, or at once if one is in ``mine``.
 
         Raises StaleViewError if the job has gone back, UserError if slices disagree.
         """

@@ -123,7 +123,8 @@ class Prepared:
     def _check_slices(self) -> None:
         """Raises DataError if the model needs slices that the loader does not promise."""
         data = self._parts.position.data
-        if self.model is not None and data is not None and sync_batch_norm.layers_of(self.model):
+        slices = self._parts.engine.member.session.view.slices_per_step
+        if self.model is not None and data is not None and slices > 1 and sync_batch_norm.layers_of(self.model):
             sync_batch_norm.check_data(data, isinstance(self.loader, StreamLoader))
 
     def _prepare_named(

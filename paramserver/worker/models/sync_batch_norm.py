@@ -29,14 +29,14 @@ def check(layers: Mapping[str, nn.SyncBatchNorm], wanted: bool, several: bool, t
         where = f"SyncBatchNorm {name!r}" if name else "SyncBatchNorm"
         if not wanted:
             raise errors.ModelError(
-                f"{where} takes statistics over all slices of a step, so that workers wait for each other within each "
-                "forward and backward pass: say so with training.sync_batchnorm = true, or use BatchNorm, whose running "
-                "statistics are averaged over the slices, or GroupNorm"
+                f"{where} takes statistics over all slices of a step, so workers wait for each other in each forward "
+                "and backward pass: say that you want this with training.sync_batchnorm = true, or use BatchNorm, "
+                "whose running statistics are averaged over the slices, or GroupNorm"
             )
         if several:
             raise errors.ModelError(
-                f"{where} belongs to a job with several models (name=...), whose forward passes belong to several steps: "
-                "use BatchNorm or GroupNorm"
+                f"{where} belongs to a job with several models (name=...), whose forward passes belong to several "
+                "steps: use BatchNorm or GroupNorm"
             )
         if not together:
             raise errors.ModelError(
@@ -45,8 +45,8 @@ def check(layers: Mapping[str, nn.SyncBatchNorm], wanted: bool, several: bool, t
             )
         if layer.process_group is not None:
             raise errors.ModelError(
-                f"{where} has a process group of its own, and here it takes statistics over all slices of a step: leave "
-                "process_group out"
+                f"{where} has a process group of its own, and here it takes statistics over all slices of a step: "
+                "leave process_group out"
             )
 
 
@@ -54,14 +54,14 @@ def check_data(data: DataSpec, stream: bool) -> None:
     """Raises DataError if the slices of a step may have different numbers of batches."""
     if stream or data.drawn:
         raise errors.DataError(
-            "SyncBatchNorm needs a batch of every slice of a step, and this loader may come to its end in the middle of "
-            "one: give it a data set with a length, without a batch sampler of its own, or use BatchNorm"
+            "SyncBatchNorm needs a batch of every slice of a step, and this loader may come to its end in the middle "
+            "of a step: give it a data set with a length, without a batch sampler of its own, or use BatchNorm"
         )
     if not data.even:
         raise errors.DataError(
-            f"SyncBatchNorm needs as many batches of every slice, and the slices of the last step of an epoch of "
-            f"{data.batches_per_epoch} batches have different numbers of them (accumulate): give an epoch a multiple of "
-            f"{data.slices_per_step * data.batches} batches (drop_last does not), or use BatchNorm"
+            "SyncBatchNorm needs the same number of batches of every slice of a step, and an epoch of "
+            f"{data.batches_per_epoch} batches ends with slices of different length (accumulate): give an epoch a "
+            f"multiple of {data.slices_per_step * data.batches} batches, or use BatchNorm"
         )
 
 
@@ -93,12 +93,13 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, sums: _Sums) -> Tensor:
-        ctx.sums = sums
+        ctx.of_layer = sums
         return sums.forward(given)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        sums, samples = ctx.sums, ctx.sums.summing.samples
+        sums: _Sums = ctx.of_layer
+        samples = sums.summing.samples
         return sums.backward(gradients[0] * samples) / samples, None
 
 
@@ -109,14 +110,13 @@ def _forward(sums: _Sums) -> Any:
         slices = sums.summing.slices
         if not slices:
             raise errors.UserError(
-                f"{sums.name} was called in training mode outside of the loop over the prepared loader, so that its slice "
+                f"{sums.name} was called in training mode outside of the loop over the prepared loader, so its slice "
                 "is not known: call model.eval() before, or take the batch from the prepared loader"
             )
         return _BatchNorm.forward(self, x) if slices == 1 else _over_slices(self, x, sums)
 
     # Compiled code would not wait.
-    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return forward
+    return torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
 
 
 def _over_slices(layer: nn.SyncBatchNorm, x: Tensor, sums: _Sums) -> Tensor:
@@ -129,7 +129,7 @@ def _over_slices(layer: nn.SyncBatchNorm, x: Tensor, sums: _Sums) -> Tensor:
     mean, var = mean.to("cpu", torch.float64), var.to("cpu", torch.float64)
     here = x.numel() / channels
     given = torch.cat([here * mean, here * (var + mean * mean), torch.full((1,), here, dtype=torch.float64)])
-    total = _Sum.apply(given, sums)
+    total: Tensor = _Sum.apply(given, sums)  # type: ignore[no-untyped-call]
     count = float(total[-1].detach())
     mean, square = (total[:-1] / count).chunk(2)
     var = (square - mean * mean).clamp(min=0.0)
@@ -138,7 +138,7 @@ def _over_slices(layer: nn.SyncBatchNorm, x: Tensor, sums: _Sums) -> Tensor:
     scale = torch.rsqrt(var + layer.eps).to(wide.device, wide.dtype)
     if layer.weight is not None:
         scale = scale * layer.weight
-    out = (wide - mean.to(wide.device, wide.dtype).view(shape)) * scale.view(shape)
+    out: Tensor = (wide - mean.to(wide.device, wide.dtype).view(shape)) * scale.view(shape)
     if layer.bias is not None:
         out = out + layer.bias.view(shape)
     return out.to(x.dtype)
