@@ -25,7 +25,7 @@ from tests.support.cluster.reference import slices_of_steps, whole_batches
 from tests.support.failover.rollback import CHUNK, Rig, same
 
 # 5 slices: of the last step of an epoch of 2 slices a step, one slice is left, and it has 3 samples.
-SAMPLES, BATCH, EPOCHS = 35, 8, 3
+SAMPLES, BATCH, EPOCHS = 35, 8, 2
 ON: dict[str, Any] = {"training__sync_batchnorm": True}
 
 
@@ -198,6 +198,7 @@ def test_evaluation_and_copies_of_the_model_ask_nobody() -> None:
     train(script, 2, 1, ON, slices_per_step=2)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_a_compiled_model() -> None:
     """The layer stays outside of the captured graphs. (torch itself warns where a graph ends before a layer.)"""
@@ -244,13 +245,12 @@ def undisturbed() -> Any:
 
 @pytest.mark.parametrize(
     ("server", "replicas", "dies"),
-    [(0, 0, False), (1, 0, False), (0, 1, False), (0, 1, True), (1, 1, True)],
-    ids=[
-        "back",
-        "other server, back",
-        "backup",
-        "backup, worker dies, too",
-        "other server, backup, worker dies, too",
+    [
+        pytest.param(0, 0, False, id="back"),
+        pytest.param(1, 0, False, id="other server, back", marks=pytest.mark.long),
+        pytest.param(0, 1, False, id="backup", marks=pytest.mark.long),
+        pytest.param(0, 1, True, id="backup, worker dies, too"),
+        pytest.param(1, 1, True, id="other server, backup, worker dies, too", marks=pytest.mark.long),
     ],
 )
 def test_a_server_dies_while_a_worker_waits_in_its_forward_pass(
@@ -292,7 +292,7 @@ def test_a_slice_that_does_not_come_is_named() -> None:
         released.set()
     told = str(cluster.workers[0].error)
     assert re.fullmatch(
-        r"the statistics of SyncBatchNorm 'norm' in step 3: waited 3 s for slice [01] of step 3 \(worker-1\): look "
+        r"the statistics of SyncBatchNorm 'norm' in step (\d+): waited 3 s for slice [01] of step \1 \(worker-1\): look "
         "there for an error, or for a layer that not every slice calls",
         told,
     )
@@ -359,6 +359,18 @@ def test_a_pass_without_a_slice_is_refused() -> None:
         model(torch.zeros(4, FEATURES))
 
     refused("'norm' was called in training mode outside of the loop .* call model.eval\\(\\) before", work, **ON)
+
+
+def test_a_backward_pass_after_the_slice_is_refused() -> None:
+    def work(ctx: Context) -> None:
+        model, optimizer, loader = prepared(ctx, dataset(16))
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            optimizer.step()
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    refused(r"the gradients of SyncBatchNorm 'bare' were asked for after the slice was handed in", work, **ON)
 
 
 def test_asynchronous_mode_is_refused() -> None:

@@ -101,9 +101,15 @@ class Summing:
         """The sum of ``given`` (float64, flat, in main memory) over the slices of the step, in their order.
 
         ``what``: in words, ``channel``: of the layer and its direction. ``shard``: which server adds up.
+        Raises UserError outside of a slice.
         """
+        if self._item is None:
+            raise errors.UserError(
+                f"{what} were asked for after the slice was handed in: make all backward passes of a batch before "
+                "optimizer.step()"
+            )
         number, self._calls[channel] = self._calls[channel], self._calls[channel] + 1
-        if self._item is None or self._error is not None or self._first is not None:
+        if self._error is not None or self._first is not None:
             return given
         name = self._item.name
         assert isinstance(name, SyncName)
