@@ -292,8 +292,8 @@ def test_a_slice_that_does_not_come_is_named() -> None:
         released.set()
     told = str(cluster.workers[0].error)
     assert re.fullmatch(
-        r"the statistics of SyncBatchNorm 'norm' in step (\d+): waited 3 s for slice [01] of step \1 \(worker-1\): look "
-        "there for an error, or for a layer that not every slice calls",
+        r"the statistics of SyncBatchNorm 'norm' in step (\d+): waited 3 s for slice [01] of step \1 \(worker-1\): "
+        "look there for an error, or for a layer that not every slice calls",
         told,
     )
 
