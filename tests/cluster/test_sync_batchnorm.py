@@ -238,6 +238,25 @@ def test_a_worker_dies_while_another_one_waits_for_it_in_its_forward_pass(again:
     assert outcome.digests == quiet(2)
 
 
+def test_a_worker_hangs_in_its_forward_pass_and_comes_back_when_the_step_is_over() -> None:
+    """Meanwhile the other worker has computed its slices; their rounds are forgotten."""
+
+    def hang() -> None:
+        ctx = cluster.workers[0].context
+        assert ctx is not None
+        version = ctx.version
+        until("worker-0 goes on alone", lambda: ctx.version > version + 1)
+
+    moment = Moment("worker-1", 4, hang)
+    with Cluster(2, 1, slices_per_step=2, stall_s=0.5, sync_batchnorm=True) as cluster:
+        for _ in range(2):
+            cluster.start(program(moment=moment), ON)
+        cluster.join()
+        outcome = cluster.outcome()
+    assert moment.over.is_set()
+    assert outcome.digests == quiet(2)
+
+
 @cache
 def undisturbed() -> Any:
     return train(program(), 2, 1, {**ON, "training__chunk_bytes": CHUNK}, slices_per_step=2).summary

@@ -14,6 +14,7 @@ from paramserver.core.collectives.rounds import (
     RoundName,
     Rounds,
     RoundsError,
+    StepOverError,
     Terms,
     UnknownGroupError,
 )
@@ -176,6 +177,8 @@ def test_rounds_of_a_step_are_forgotten_when_all_slices_are_in_the_next_step() -
     assert rounds.come(new, of_slices(), 1, True, 0.0, done=200) == []
     assert rounds.come(new, of_slices(), 0, True, 0.0, done=200) == [Forget((old,)), Complete(new, (0, 1))]
     assert rounds.known == 1
+    with pytest.raises(StepOverError, match="the step is over"):
+        rounds.come(old, of_slices(), 1, True, 0.0, done=100)  # a worker that was given up for stalled comes back
 
 
 def test_a_new_timeline_forgets_the_rounds_of_the_former_one() -> None:

@@ -22,6 +22,10 @@ class RoundsError(ValueError):
     """What a rank asks for cannot be; the text says why, in words for the user."""
 
 
+class StepOverError(RoundsError):
+    """A slice of a step that is over, whose rounds are forgotten: nobody comes there any more."""
+
+
 class UnknownGroupError(RoundsError):
     """The group has not opened at this server: another process was here when it did."""
 
@@ -148,7 +152,7 @@ class Rounds:
         """``rank`` comes to a round, with a contribution or without one.
 
         ``done``: the rank has the results of all rounds of this channel below this number. Raises UnknownGroupError,
-        and RoundsError for a rank that does not belong to the round.
+        StepOverError, and RoundsError for a rank that does not belong to the round.
         """
         group = self._groups.get(name.group)
         if group is None:
@@ -158,6 +162,8 @@ class Rounds:
             raise RoundsError(
                 f"{terms.kind} {rank} does not belong to {terms.what} of {terms.kind}s {_listed(terms.ranks)}"
             )
+        if terms.kind == "slice" and name.number < max(group.done.get(name.channel, {}).values(), default=0):
+            raise StepOverError(f"{terms.what}: the step is over, other workers have computed its slices")
         effects = self._is_done(group, name, terms, rank, name.number if done is None else done)
         found = self._rounds.get(name)
         if found is None:

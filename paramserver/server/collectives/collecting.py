@@ -19,6 +19,7 @@ from paramserver.core.collectives.rounds import (
     RoundName,
     Rounds,
     RoundsError,
+    StepOverError,
     Terms,
     UnknownGroupError,
 )
@@ -123,6 +124,8 @@ class Collecting:
             effects = self._rounds.come(name, terms, request.rank, gives, now, request.done)
         except UnknownGroupError:
             raise errors.JobFailedError(_LOST) from None
+        except StepOverError as error:
+            raise errors.GoneError(str(error)) from None
         except RoundsError as error:
             raise errors.ProtocolError(str(error)) from None
         if name not in self._open:

@@ -79,6 +79,7 @@ class Summing:
             return True
         if isinstance(error, errors.StaleViewError) and not isinstance(error, errors.FencedError):
             log.info("a sum over the slices of a step did not come", reason=str(error))
+            self._paces.refresh()  # the step may be over
             return False
         raise error
 
@@ -157,10 +158,11 @@ class Summing:
         while True:
             generation = member.generation
             mine = pace.others(name)
-            del request.mine[:]
-            request.mine.extend(sorted(mine))
-            request.wait_s = min(_PARK_S, max(0.0, deadline - time.monotonic()))
-            bringing = member.submit(links.rounds.bring(name.step, shard % len(links.channels), request))
+            asked = shard_pb2.CollectRequest(
+                mine=sorted(mine), wait_s=min(_PARK_S, max(0.0, deadline - time.monotonic()))
+            )
+            asked.MergeFrom(request)
+            bringing = member.submit(links.rounds.bring(name.step, shard % len(links.channels), asked))
             found = member.wait_unless(bringing, partial(self._moved, generation))
             if isinstance(found, bytes):
                 return found

@@ -22,13 +22,14 @@ class Rounds:
 
     def __init__(self, targets: Targets) -> None:
         self._targets = targets
-        # What was brought in the present step, by shard: a shard that moves to another server gets all of it again.
-        self._step, self._brought = -1, dict[int, list[shard_pb2.CollectRequest]]()
+        # What was brought in the present step, by shard and round: a shard that moves to another server gets all of it
+        # again.
+        self._step, self._brought = -1, dict[int, dict[tuple[int, str, int], shard_pb2.CollectRequest]]()
 
     async def bring(self, step: int, shard: int, request: shard_pb2.CollectRequest) -> bytes | tuple[int, ...]:
         """The sum of the round; or the missing slices, after ``wait_s`` seconds, or at once if one is in ``mine``.
 
-        Raises StaleViewError if the job has gone back, UserError if slices disagree.
+        Raises StaleViewError if the job has gone back, or if the step is over. Raises UserError if slices disagree.
         """
         request.job, request.timeline = self._targets.job, self._targets.timeline
         if step != self._step:
@@ -36,7 +37,7 @@ class Rounds:
         again = shard_pb2.CollectRequest()
         again.CopyFrom(request)
         again.takes, again.wait_s = False, 0.0
-        self._brought.setdefault(shard, []).append(again)
+        self._brought.setdefault(shard, {})[request.rank, request.channel, request.number] = again
         return await self._targets.persist(shard, f"to get {request.what}", lambda _: self._bring(shard, request))
 
     async def _bring(self, shard: int, request: shard_pb2.CollectRequest) -> bytes | tuple[int, ...]:
@@ -52,7 +53,7 @@ class Rounds:
 
     def moved(self, shard: int) -> None:
         """Another server has this shard, and does not know what was brought to the former one."""
-        for request in self._brought.get(shard, ()):
+        for request in self._brought.get(shard, {}).values():
             self._targets.beside(self._again(shard, request))
 
     async def _again(self, shard: int, request: shard_pb2.CollectRequest) -> None:
