@@ -5,11 +5,12 @@ To add a row: write a function of a side in a file of this package, and its `Row
 
 from __future__ import annotations
 
-from benchmarks.parity import examples, loops, schedules, state
+from benchmarks.parity import examples, loops, schedules, state, statistics
 from benchmarks.parity.rows import Row
 
 SUBJECTS: dict[str, list[Row]] = {
     "Training loops": loops.ROWS,
+    "Statistics over a step": statistics.ROWS,
     "Optimizers": schedules.OF_OPTIMIZERS,
     "Learning rates": schedules.OF_SCHEDULERS,
     "State": state.ROWS,

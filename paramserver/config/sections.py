@@ -244,6 +244,11 @@ class Training(Section):
         only_if(lambda size: size % CHUNK_ALIGNMENT_BYTES == 0),
         Must(f"0, or a multiple of {CHUNK_ALIGNMENT_BYTES} up to {MAX_CHUNK_BYTES}"),
     ] = Field(default=0, description="Size of a chunk. 0: chosen from the size of the model and the links.")
+    sync_batchnorm: bool = Field(
+        default=False,
+        description="sync only: SyncBatchNorm takes its statistics over all slices of a step. Workers then wait for "
+        "each other in each forward and backward pass. Give the job as many workers as slices in a step.",
+    )
     nonfinite: Literal["skip", "reject", "fail"] = Field(
         default="skip",
         description="A NaN or infinite gradient: skip the step, reject the contribution, or fail the run.",

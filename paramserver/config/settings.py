@@ -58,6 +58,23 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _statistics_of_whole_steps(self) -> Self:
+        if not self.training.sync_batchnorm:
+            return self
+        if self.consistency.mode == "async":
+            raise ValueError(
+                "training.sync_batchnorm is true and consistency.mode is async, where a step has no slices to take "
+                "statistics over: set consistency.mode to sync, or training.sync_batchnorm to false"
+            )
+        if self.training.poison == "skip":
+            raise ValueError(
+                "training.sync_batchnorm is true and training.poison is skip, but the other slices of a step need the "
+                "statistics of a slice that is skipped: set training.poison to fail, or training.sync_batchnorm to "
+                "false"
+            )
+        return self
+
     def replicas(self, launched: bool) -> int:
         """How many backups each shard is to have. ``launched``: `paramserver run` starts the servers.
 

@@ -77,6 +77,8 @@ class JobOptions:
     lr_scaling: LrScaling = field(default_factory=LrScaling)
     # Whether workers keep what compression leaves out, so that a part of it is lost with each worker that leaves.
     residuals: bool = False
+    # Whether layers take statistics over all slices of a step, so that the job has to stay synchronous.
+    sync_batchnorm: bool = False
 
     @property
     def step_slices(self) -> int:

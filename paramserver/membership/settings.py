@@ -26,6 +26,7 @@ SHARED = (
     "training.lr_base_slices",
     "training.lr_warmup_steps",
     "training.chunk_bytes",
+    "training.sync_batchnorm",
     "training.nonfinite",
     "training.pull_precision",
     "training.push_compression",

@@ -161,7 +161,7 @@ def resumed(settings: Settings) -> Mapping[str, Any]:
     consistency = consistency_from_proto(where.view.consistency)
     fixed = (
         *("training.seed", "training.chunk_bytes", "training.threads_per_worker"),
-        *("training.lr_scaling", "training.lr_base_slices", "training.lr_warmup_steps"),
+        *("training.lr_scaling", "training.lr_base_slices", "training.lr_warmup_steps", "training.sync_batchnorm"),
     )
     must: dict[str, Any] = {key: where.settings[key] for key in fixed if key in where.settings}
     must["consistency.mode"] = consistency.mode.value

@@ -298,6 +298,7 @@ class Coordinating:
             settings=shared(self._settings),
             checkpoints=checkpoint_options(self._settings, holding),
             residuals=training.push_compression in FEEDBACK,
+            sync_batchnorm=training.sync_batchnorm,
             poison=training.poison,
             lr_scaling=LrScaling(training.lr_scaling, training.lr_base_slices, training.lr_warmup_steps),
             launched=not self._options.gather,

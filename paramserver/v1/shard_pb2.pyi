@@ -107,7 +107,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("push", "initialize", "pull", "forward", "catch_up", "chunks", "states", "draft", "acks")
+    __slots__ = ("push", "initialize", "pull", "forward", "catch_up", "chunks", "states", "draft", "acks", "missing")
     PUSH_FIELD_NUMBER: _ClassVar[int]
     INITIALIZE_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class FrameHeader(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     ACKS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     push: PushHeader
     initialize: InitializeHeader
     pull: PullHeader
@@ -126,7 +127,8 @@ class FrameHeader(_message.Message):
     states: _containers.RepeatedCompositeFieldContainer[StateRef]
     draft: int
     acks: _containers.RepeatedCompositeFieldContainer[Ack]
-    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., forward: _Optional[_Union[ForwardHeader, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUpHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ..., draft: _Optional[int] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ...) -> None: ...
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., initialize: _Optional[_Union[InitializeHeader, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., forward: _Optional[_Union[ForwardHeader, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUpHeader, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkRef, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[StateRef, _Mapping]]] = ..., draft: _Optional[int] = ..., acks: _Optional[_Iterable[_Union[Ack, _Mapping]]] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("nonce", "chunks")
@@ -1194,7 +1196,7 @@ class ShardFacts(_message.Message):
     def __init__(self, applied: _Optional[int] = ..., applied_before: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., ledger: _Optional[_Union[LedgerResponse, _Mapping]] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., counted: _Optional[bytes] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
-    __slots__ = ("job", "group", "rank", "size", "ranks", "channel", "number", "piece", "what", "reduction", "dtype", "bytes", "data", "takes", "wait_s", "done", "opens", "leaves")
+    __slots__ = ("job", "group", "rank", "size", "ranks", "channel", "number", "piece", "what", "reduction", "dtype", "bytes", "data", "takes", "wait_s", "done", "opens", "leaves", "timeline", "mine")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -1213,6 +1215,8 @@ class CollectRequest(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    MINE_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: str
     rank: int
@@ -1231,4 +1235,6 @@ class CollectRequest(_message.Message):
     done: int
     opens: bool
     leaves: bool
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., channel: _Optional[str] = ..., number: _Optional[int] = ..., piece: _Optional[int] = ..., what: _Optional[str] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., takes: bool = ..., wait_s: _Optional[float] = ..., done: _Optional[int] = ..., opens: bool = ..., leaves: bool = ...) -> None: ...
+    timeline: int
+    mine: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., channel: _Optional[str] = ..., number: _Optional[int] = ..., piece: _Optional[int] = ..., what: _Optional[str] = ..., reduction: _Optional[_Union[Reduction, str]] = ..., dtype: _Optional[str] = ..., bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., takes: bool = ..., wait_s: _Optional[float] = ..., done: _Optional[int] = ..., opens: bool = ..., leaves: bool = ..., timeline: _Optional[int] = ..., mine: _Optional[_Iterable[int]] = ...) -> None: ...

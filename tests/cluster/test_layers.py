@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.core.layout.plan import Kind
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import Cluster, Outcome, inside, train, until
+from tests.support.cluster.harness import Cluster, Outcome, train, until
 from tests.support.cluster.programs import CLASSES, FEATURES, Aligned, Program, adamw, dataset, fill
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
 
@@ -188,15 +188,6 @@ def test_a_compiled_model() -> None:
     assert captured
     for name, _ in Aligned().named_parameters():
         assert torch.equal(outcome.tensor(f"_orig_mod.{name}"), plain.tensor(name)), name
-
-
-def test_batch_norm_over_processes_is_refused() -> None:
-    def work(ctx: Context) -> None:
-        model = nn.Sequential(nn.Linear(FEATURES, 8), nn.SyncBatchNorm(8))
-        with pytest.raises(errors.ModelError, match=r"SyncBatchNorm '1' takes statistics .* use BatchNorm"):
-            ctx.prepare(model, adamw(model.parameters()), DataLoader(dataset(8)))
-
-    inside(work)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same base", "another base"])

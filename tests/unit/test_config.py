@@ -123,6 +123,19 @@ def test_checkpoints_are_taken_where_nothing_is_left_out() -> None:
     assert load({}).flush_every == 100
 
 
+def test_statistics_over_a_step_need_all_of_its_slices() -> None:
+    on = {"training.sync_batchnorm": True}
+    assert refusal({**on, "consistency.mode": "async"}) == (
+        "training.sync_batchnorm is true and consistency.mode is async, where a step has no slices to take statistics "
+        "over: set consistency.mode to sync, or training.sync_batchnorm to false"
+    )
+    assert refusal({**on, "training.poison": "skip"}) == (
+        "training.sync_batchnorm is true and training.poison is skip, but the other slices of a step need the "
+        "statistics of a slice that is skipped: set training.poison to fail, or training.sync_batchnorm to false"
+    )
+    assert load({"training.sync_batchnorm": "True"}).training.sync_batchnorm, "as a coordinator tells it"
+
+
 def test_bad_value_says_where_it_stands() -> None:
     assert "(env PARAMSERVER_CLUSTER__WORKERS)" in refusal(environ={"PARAMSERVER_CLUSTER__WORKERS": "none"})
     assert "(file job.toml)" in refusal(toml="[cluster]\nworkers = 0\n")

@@ -14,6 +14,7 @@ from paramserver.core.collectives.rounds import (
     RoundName,
     Rounds,
     RoundsError,
+    StepOverError,
     Terms,
     UnknownGroupError,
 )
@@ -145,3 +146,62 @@ def test_random_arrivals_lose_and_keep_no_round() -> None:
             at[rank] += 1
         assert complete == list(range(numbers))
         assert rounds.known == 1
+
+
+# ---- rounds of slices
+
+
+def of_slices(slices: int = 2) -> Terms:
+    return Terms("the statistics of a layer in step 5", tuple(range(slices)), 1, "float64", 24, "slice")
+
+
+def test_a_slice_that_is_computed_again_gets_the_same_round() -> None:
+    """Another worker computes slice 1 once more, after the round was complete; slice 0 is at a later round."""
+    rounds = Rounds(10.0)
+    group, effects = rounds.follow(3, 2, 0.0)
+    assert (group, effects) == ("slices of timeline 3", [])
+    first, second = RoundName(group, "0", 500, 0), RoundName(group, "0", 501, 0)
+    assert rounds.come(first, of_slices(), 0, True, 0.0, done=500) == []
+    assert rounds.come(first, of_slices(), 1, True, 0.0, done=500) == [Complete(first, (0, 1))]
+    assert rounds.come(second, of_slices(), 0, True, 0.0, done=500) == []
+    assert rounds.come(first, of_slices(), 1, True, 0.0, done=500) == []
+    assert (rounds.missing(first), rounds.missing(second)) == ((), (1,))
+
+
+def test_rounds_of_a_step_are_forgotten_when_all_slices_are_in_the_next_step() -> None:
+    rounds = Rounds(10.0)
+    group, _ = rounds.follow(1, 2, 0.0)
+    old, new = RoundName(group, "0", 100, 0), RoundName(group, "0", 200, 0)
+    for slice_ in (0, 1):
+        rounds.come(old, of_slices(), slice_, True, 0.0, done=100)
+    assert rounds.come(new, of_slices(), 1, True, 0.0, done=200) == []
+    assert rounds.come(new, of_slices(), 0, True, 0.0, done=200) == [Forget((old,)), Complete(new, (0, 1))]
+    assert rounds.known == 1
+    with pytest.raises(StepOverError, match="the step is over"):
+        rounds.come(old, of_slices(), 1, True, 0.0, done=100)  # a worker that was given up for stalled comes back
+
+
+def test_a_new_timeline_forgets_the_rounds_of_the_former_one() -> None:
+    """Whoever waits there hears it, and a worker that has not followed the job back is refused."""
+    rounds = Rounds(10.0)
+    group, _ = rounds.follow(1, 2, 0.0)
+    waiting = RoundName(group, "0", 100, 0)
+    rounds.come(waiting, of_slices(), 0, True, 0.0, done=100)
+    assert rounds.follow(2, 2, 0.0) == ("slices of timeline 2", [Forget((waiting,))])
+    assert rounds.follow(2, 2, 0.0) == ("slices of timeline 2", [])
+    assert (rounds.groups, rounds.known) == (1, 0)
+    with pytest.raises(RoundsError, match="timeline 1 is over, and timeline 2 has begun"):
+        rounds.follow(1, 2, 0.0)
+
+
+def test_slices_are_called_slices() -> None:
+    rounds = Rounds(10.0)
+    group, _ = rounds.follow(1, 2, 0.0)
+    name = RoundName(group, "0", 100, 0)
+    with pytest.raises(RoundsError, match=r"slice 2 does not belong to .* of slices 0, 1"):
+        rounds.come(name, of_slices(), 2, True, 0.0)
+    rounds.come(name, of_slices(), 0, True, 0.0)
+    other = Terms("the statistics of a layer in step 5", (0, 1), 1, "float64", 48, "slice")
+    [effect] = rounds.come(name, other, 1, True, 0.0)
+    assert isinstance(effect, Refused)
+    assert "with 24 bytes of slices 0, 1, and slice 1 calls" in effect.why

@@ -27,6 +27,7 @@ from paramserver.core.work.sync_events import (
     Push,
     PushAndWait,
     PushesArrived,
+    PutOff,
     SharesChanged,
     SliceWanted,
     StepBegan,
@@ -112,6 +113,28 @@ def test_a_range_that_is_no_node_goes_in_its_nodes(shell: Shell) -> None:
     assert shell.compute(5) == [Push((5, 6))]
     assert shell.compute(6, 7) == [Add((6, 7), (7, 8)), Push((6, 8))]
     assert shell.compute(8, 9)[-1] == PushAndWait((8, 10), 0.25, Assignment(WORKER, 1, 3, 1.0))
+
+
+def test_a_slice_that_needs_another_one_is_computed_again_after_it(shell: Shell) -> None:
+    """Slice 4 needs a part of slice 6, which in its turn needs more of slice 4; nothing of either counts so far."""
+    assert shell.tell(SliceWanted()) == [Compute(4)]
+    assert shell.state.others(4) == {5, 6, 7}
+    assert shell.tell(PutOff(6)) == []
+    assert shell.tell(SliceWanted()) == [Compute(6, unplanned=True)]
+    assert shell.tell(PutOff(4)) == []
+    assert shell.tell(SliceWanted()) == [Compute(4, unplanned=True)]
+    assert shell.tell(Computed(1, 4)) == []
+    assert shell.state.others(6) == {5, 7}
+    assert shell.tell(SliceWanted()) == [Compute(5)]
+
+
+def test_a_slice_that_is_no_longer_of_the_own_range_is_not_computed_first(shell: Shell) -> None:
+    shell.tell(PutOff(6))
+    shell.tell(SharesChanged(0, 4))
+    assert shell.tell(SliceWanted()) == [Compute(0)]
+    shell.tell(PutOff(2))
+    shell.begin(2, 0)
+    assert shell.tell(SliceWanted()) == [Compute(0)], "the next step begins with its first slice"
 
 
 def test_time_in_the_call_counts_as_waiting(shell: Shell) -> None:

@@ -102,6 +102,11 @@ class ModeChange:
         mode = {types_pb2.MODE_SYNC: Mode.SYNC, types_pb2.MODE_ASYNC: Mode.ASYNC}.get(request.mode)
         if mode is None:
             raise errors.ConfigError("consistency.mode must be sync or async")
+        if mode is Mode.ASYNC and self._job.options.sync_batchnorm:
+            raise errors.ConfigError(
+                "training.sync_batchnorm is true, and in asynchronous mode a step has no slices to take statistics "
+                "over: the mode stays sync"
+            )
         staleness = request.staleness if request.HasField("staleness") and mode is Mode.ASYNC else None
         wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S) or 60.0
         if self._job.resizing.under_way:

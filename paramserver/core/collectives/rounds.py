@@ -6,6 +6,8 @@ contributions in the order of ranks, so the order in which ranks arrive changes 
 
 A rank may repeat what it has sent, since an answer may be lost. Therefore a round stays known until all of its ranks
 have said that they have its result.
+
+The slices of a step have rounds, too: a slice then is a rank of the group of its timeline, whoever computes the slice.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ MAX_RANKS = 65_536
 
 class RoundsError(ValueError):
     """What a rank asks for cannot be; the text says why, in words for the user."""
+
+
+class StepOverError(RoundsError):
+    """A slice of a step that is over, whose rounds are forgotten: nobody comes there any more."""
 
 
 class UnknownGroupError(RoundsError):
@@ -38,7 +44,7 @@ class RoundName:
 class Terms:
     """On what all ranks of a round must agree. ``what``: the collective in words. ``ranks``: in rising order.
 
-    ``nbytes``: of each contribution.
+    ``nbytes``: of each contribution. ``kind``: what a rank is, in words.
     """
 
     what: str
@@ -46,6 +52,7 @@ class Terms:
     reduction: int
     dtype: str
     nbytes: int
+    kind: str = "rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,8 @@ class Rounds:
         self._idle_s = idle_s
         self._groups: dict[str, _Group] = {}
         self._rounds: dict[RoundName, _Round] = {}
+        # Of the group of slices, if there is one: the timeline, and the group's name.
+        self._timeline: tuple[int, str] | None = None
 
     @property
     def groups(self) -> int:
@@ -122,20 +131,39 @@ class Rounds:
             raise RoundsError(f"one rank says that the group has {found.size} ranks, another one says {size}")
         return effects
 
+    def follow(self, timeline: int, size: int, now: float) -> tuple[str, list[Effect]]:
+        """A slice comes in this timeline, in which a step has ``size`` slices or fewer. Returns the name of its group.
+
+        The group of an earlier timeline is forgotten. Raises RoundsError if this timeline is an earlier one.
+        """
+        former = self._timeline
+        if former is not None and timeline < former[0]:
+            raise RoundsError(f"the job has gone back: timeline {timeline} is over, and timeline {former[0]} has begun")
+        name, effects = f"slices of timeline {timeline}", list[Effect]()
+        if former is not None and timeline > former[0]:
+            effects += self._forget(former[1])
+        effects += self.open(name, size, now)
+        self._timeline = timeline, name
+        return name, effects
+
     def come(
         self, name: RoundName, terms: Terms, rank: int, gives: bool, now: float, done: int | None = None
     ) -> list[Effect]:
         """``rank`` comes to a round, with a contribution or without one.
 
         ``done``: the rank has the results of all rounds of this channel below this number. Raises UnknownGroupError,
-        and RoundsError for a rank that does not belong to the round.
+        StepOverError, and RoundsError for a rank that does not belong to the round.
         """
         group = self._groups.get(name.group)
         if group is None:
             raise UnknownGroupError("this server does not know the process group")
         group.used_at = now
         if rank not in terms.ranks or not all(0 <= one < group.size for one in terms.ranks):
-            raise RoundsError(f"rank {rank} does not belong to {terms.what} of ranks {_listed(terms.ranks)}")
+            raise RoundsError(
+                f"{terms.kind} {rank} does not belong to {terms.what} of {terms.kind}s {_listed(terms.ranks)}"
+            )
+        if terms.kind == "slice" and name.number < max(group.done.get(name.channel, {}).values(), default=0):
+            raise StepOverError(f"{terms.what}: the step is over, other workers have computed its slices")
         effects = self._is_done(group, name, terms, rank, name.number if done is None else done)
         found = self._rounds.get(name)
         if found is None:
@@ -196,6 +224,8 @@ class Rounds:
         return [effect for name in idle for effect in self._forget(name)]
 
     def _forget(self, group: str) -> list[Effect]:
+        if group not in self._groups:
+            return []
         names = tuple(sorted(name for mine in self._groups.pop(group).names.values() for name in mine))
         for name in names:
             del self._rounds[name]
@@ -208,12 +238,12 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 
 def _difference(found: _Round, rank: int, terms: Terms) -> str:
-    first, second = found.terms.what, terms.what
+    first, second, kind = found.terms.what, terms.what, terms.kind
     if first == second:
         first, second = (
-            f"{one.what} with {one.nbytes} bytes of ranks {_listed(one.ranks)}" for one in (found.terms, terms)
+            f"{one.what} with {one.nbytes} bytes of {one.kind}s {_listed(one.ranks)}" for one in (found.terms, terms)
         )
     return (
-        f"rank {found.first} calls {first}, and rank {rank} calls {second}: all ranks must call the same collectives "
-        "in the same order, with tensors of the same size and type"
+        f"{kind} {found.first} calls {first}, and {kind} {rank} calls {second}: all {kind}s must call the same "
+        "collectives in the same order, with tensors of the same size and type"
     )

@@ -100,6 +100,13 @@ class NotAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class PutOff:
+    """The slice that the script has computed does not count: it needs a part of slice ``first``, which comes first."""
+
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The worker goes on in another mode, or leaves: everything that it has computed is to be pushed."""
 
@@ -114,6 +121,7 @@ Event = (
     | PatienceOver
     | Answered
     | NotAnswered
+    | PutOff
     | Leaving
 )
 

@@ -37,6 +37,7 @@ from paramserver.core.work.sync_events import (
     Push,
     PushAndWait,
     PushesArrived,
+    PutOff,
     SharesChanged,
     SliceWanted,
     StepBegan,
@@ -66,6 +67,8 @@ class SyncWorkerState:
         self._left: set[int] = set()
         # The slice that this worker was given to compute next.
         self._given: int | None = None
+        # The slice that another one waits for, which is computed next.
+        self._first: int | None = None
         # Contributions are pushed at once; others may have been given slices of the own range.
         self._hurry = self._given_away = False
         # Contributions that are kept back to be added to others; nodes that are pushed when they are whole.
@@ -104,6 +107,10 @@ class SyncWorkerState:
     def alone(self, slice_: int) -> bool:
         """Whether the slice is all that this worker has in this step, so that it is pushed as it is."""
         return self.range == (slice_, slice_ + 1) and not self._given_away
+
+    def others(self, slice_: int) -> frozenset[int]:
+        """The slices of the own range, beside this one, that nobody has handed in here."""
+        return frozenset(range(*self.range)) - self._done - {slice_}
 
     @property
     def offers(self) -> Range:
@@ -145,6 +152,9 @@ class SyncWorkerState:
                 if isinstance(event, Answered) and event.complete:
                     self._server = (self._server + 1) % self._servers
                 return self._answered_waiting(event) if self._waits else self._answered(event, now)
+            case PutOff(first):
+                self._first = first
+                return []
             case Leaving():
                 return self._release()
 
@@ -155,7 +165,8 @@ class SyncWorkerState:
         self._speed.step(now, lost, max(1, event.step - self.step))
         self.step, self.of = event.step, event.of
         self._done.clear()
-        self._given, self._given_away, self._hurry = None, False, self._speed.slow
+        self._given = self._first = None
+        self._given_away, self._hurry = False, self._speed.slow
         self._server = 0
         held, self._held = self._held, set()
         self._deal(event.place, event.workers)
@@ -176,6 +187,9 @@ class SyncWorkerState:
 
     def _slice_wanted(self, now: float) -> list[Effect]:
         self._waits = False
+        first, self._first = self._first, None
+        if first is not None and first in self.others(-1):
+            return self._compute(first, now, unplanned=True)
         if self._given is not None:
             return self._compute_given(self._given, now)
         own = self.coming()

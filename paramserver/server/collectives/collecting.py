@@ -19,6 +19,7 @@ from paramserver.core.collectives.rounds import (
     RoundName,
     Rounds,
     RoundsError,
+    StepOverError,
     Terms,
     UnknownGroupError,
 )
@@ -60,7 +61,8 @@ class Collecting:
     async def collect(self, request: shard_pb2.CollectRequest) -> AsyncIterator[AnyFrame]:
         """Take a contribution, wait for the others, and answer with the result if the rank takes it.
 
-        The frames list one chunk each: its index is the rank that gave it, or 0 for a reduction.
+        The frames list one chunk each: its index is the rank that gave it, or 0 for a reduction. Slices are told which
+        of them are missing.
         """
         self._process.check_job(request.job)
         if self._process.failure:
@@ -71,11 +73,19 @@ class Collecting:
         name = self._come(request)
         found = self._open[name]
         wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S)
+        slices = request.HasField("timeline")
+        missing = self._rounds.missing(name) if slices else ()
+        if not set(missing).isdisjoint(request.mine):
+            yield frame_of(shard_pb2.FrameHeader(missing=missing), [])
+            return
         try:
             async with asyncio.timeout(wait_s):
                 result = await asyncio.shield(found.result)
         except TimeoutError:
-            raise errors.DeadlineError(self._rounds.late(name, wait_s)) from None
+            if not slices:
+                raise errors.DeadlineError(self._rounds.late(name, wait_s)) from None
+            yield frame_of(shard_pb2.FrameHeader(missing=self._rounds.missing(name)), [])
+            return
         if not request.takes:
             return
         for index, part in result.items():
@@ -85,12 +95,10 @@ class Collecting:
 
     def _come(self, request: shard_pb2.CollectRequest) -> RoundName:
         """Let a rank come to its round, which then is in ``_open``."""
-        name = RoundName(
-            text("the group", request.group, 100),
-            text("the channel", request.channel, 100),
-            counting("number", request.number),
-            request.piece,
-        )
+        now = time.monotonic()
+        group = self._group(request, now)
+        channel, number = text("the channel", request.channel, 100), counting("number", request.number)
+        name = RoundName(group, channel, number, request.piece)
         counting("the number of ranks", len(request.ranks), MAX_RANKS)
         counting("size", request.size, MAX_RANKS)
         gives = request.HasField("data")
@@ -108,14 +116,16 @@ class Collecting:
             request.reduction,
             text("the type", request.dtype, 40),
             request.bytes,
+            "slice" if request.HasField("timeline") else "rank",
         )
-        now = time.monotonic()
         try:
             if request.opens:
                 self._perform(self._rounds.open(name.group, request.size, now))
             effects = self._rounds.come(name, terms, request.rank, gives, now, request.done)
         except UnknownGroupError:
             raise errors.JobFailedError(_LOST) from None
+        except StepOverError as error:
+            raise errors.GoneError(str(error)) from None
         except RoundsError as error:
             raise errors.ProtocolError(str(error)) from None
         if name not in self._open:
@@ -126,6 +136,19 @@ class Collecting:
             self._perform(effects)
             raise errors.UserError(why)
         self._perform(effects, terms)
+        return name
+
+    def _group(self, request: shard_pb2.CollectRequest, now: float) -> str:
+        """The name of the group: that of the ranks, or that of the slices of a timeline."""
+        if not request.HasField("timeline"):
+            return text("the group", request.group, 100)
+        try:
+            name, effects = self._rounds.follow(
+                counting("timeline", request.timeline), counting("size", request.size, MAX_RANKS), now
+            )
+        except RoundsError as error:
+            raise errors.StaleViewError(str(error)) from None
+        self._perform(effects)
         return name
 
     def _perform(self, effects: list[Effect], terms: Terms | None = None) -> None:

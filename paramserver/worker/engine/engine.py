@@ -22,6 +22,7 @@ from paramserver.worker.engine.loading import Loading
 from paramserver.worker.engine.loop import Loop
 from paramserver.worker.engine.reading import Reading
 from paramserver.worker.engine.rollback import Rollback
+from paramserver.worker.engine.summing import Summing
 from paramserver.worker.gradients.sender import Sender
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
@@ -77,7 +78,8 @@ class Engine:
         self.agreeing = Agreeing(member)
         self.evaluating = Evaluating(member, shards)
         self.loading = Loading(member, shards, progress, weights, paces, self.rollback)
-        self.loop = Loop(member, modes, shards, slices, progress, weights, sender, paces, self.rollback)
+        self.summing = summing = Summing(member, shards, paces)
+        self.loop = Loop(member, modes, shards, slices, progress, weights, sender, paces, self.rollback, summing)
 
     # ---- beginning and end
 

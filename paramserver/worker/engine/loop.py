@@ -12,6 +12,7 @@ from paramserver.core.versions.names import SyncName
 from paramserver.failpoints import reach
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.engine.rollback import Rollback
+from paramserver.worker.engine.summing import Summing
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients.leaving import Leaving
 from paramserver.worker.gradients.sender import Sender
@@ -43,10 +44,11 @@ class Loop:
         sender: Sender,
         paces: Paces,
         rollback: Rollback,
+        summing: Summing,
     ) -> None:
         self._member, self._modes, self._shards, self._slices = member, modes, shards, slices
         self._progress, self._weights, self._sender = progress, weights, sender
-        self._paces, self._rollback = paces, rollback
+        self._paces, self._rollback, self._summing = paces, rollback, summing
         self._phases = member.phases
 
     # ---- which slice
@@ -173,11 +175,13 @@ class Loop:
     def _contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
         partial.settle()
         try:
-            right = self._weights.settle_slice(frozenset(partial.used))
+            right = self._weights.settle_slice(frozenset(partial.used), self._summing.waited_s)
             self._progress.computed(self._weights.stalled_s)
-            if not right:  # the slice is computed once more, on weights of one version
+            summed = self._summing.settle()
+            if not right or not summed:  # the slice is computed once more, on weights of one version
                 self._sender.discard(partial)
-                self._paces.refresh()
+                if not right:
+                    self._paces.refresh()
                 return True
             self._weights.watch.check()
         except errors.RolledBackError:

@@ -92,11 +92,17 @@ class Member:
 
         Where slices cannot be moved, stalled workers have their share, too.
         """
+        members, mine = [worker.member for worker in self._placed()], self.session.member
+        return (members.index(mine) if mine in members else -1), len(members)
+
+    def placed(self) -> list[str]:
+        """The names of the workers that have a share, by place."""
+        return [worker.name for worker in self._placed()]
+
+    def _placed(self) -> list[types_pb2.WorkerInfo]:
         view = self.session.view
         stalled = () if self._fixed_places else view.stalled
-        members = [worker.member for worker in view.workers if worker.member not in stalled]
-        mine = self.session.member
-        return (members.index(mine) if mine in members else -1), len(members)
+        return [worker for worker in view.workers if worker.member not in stalled]
 
     # ---- the job's history
 

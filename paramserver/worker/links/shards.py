@@ -13,6 +13,7 @@ from paramserver.worker.links.near import Near
 from paramserver.worker.links.pulls import Pulls
 from paramserver.worker.links.pushes import Pushes
 from paramserver.worker.links.questions import Questions
+from paramserver.worker.links.rounds import Rounds
 from paramserver.worker.links.states import States
 from paramserver.worker.links.targets import Targets
 
@@ -38,6 +39,7 @@ class ShardLinks:
         self.pulls = Pulls(targets, self.near, self.questions, flow_control, rounding)
         self.pushes = Pushes(targets, self.near, flow_control)
         self.states = States(targets)
+        self.rounds = Rounds(targets)
         # The one pull and push of this host; None where each worker pulls and pushes by itself.
         self.host: HostTier | None = None
 
@@ -68,6 +70,7 @@ class ShardLinks:
         """
         self._targets.move(shard, channel, name)
         self.pushes.moved(shard)
+        self.rounds.moved(shard)
         self.questions.moved(shard)
         await self.near.moved(shard)
 

@@ -15,12 +15,14 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.config.sections import Training
+from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
 from paramserver.worker.data.described import describe_loader, is_stream, with_turns
 from paramserver.worker.data.streams import Stream
 from paramserver.worker.engine import Engine
 from paramserver.worker.later.left_out import compare
 from paramserver.worker.later.thawing import Thawing
+from paramserver.worker.models import sync_batch_norm
 from paramserver.worker.models.prepared import Models, State
 from paramserver.worker.models.steps import TurnSteps
 from paramserver.worker.registered.objects import Objects
@@ -113,9 +115,17 @@ class Prepared:
                 "later and only_trained belong into the call of ctx.prepare that gets the model and its optimizer"
             )
         return_values = [one(o) for o in objects]
+        self._check_slices()
         if model is not None and self.loader is None:
             self._parts.draws.first()
         return return_values[0] if len(return_values) == 1 else tuple(return_values)
+
+    def _check_slices(self) -> None:
+        """Raises DataError if the model needs slices that the loader does not promise."""
+        data = self._parts.position.data
+        slices = self._parts.engine.member.session.view.slices_per_step
+        if self.model is not None and data is not None and slices > 1 and sync_batch_norm.layers_of(self.model):
+            sync_batch_norm.check_data(data, isinstance(self.loader, StreamLoader))
 
     def _prepare_named(
         self,
@@ -132,7 +142,7 @@ class Prepared:
                 raise errors.ModelError("ctx.prepare has a model without a name already: give each model a name")
             if self.loader is not None:
                 raise errors.ModelError("prepare every model before the loader, or the last one together with it")
-            self._check_model(model, optimizer)
+            self._check_model(model, optimizer, several=True)
             model.to(self._parts.device)
             self.models.add(name, model, optimizer, turns)
         elif name:
@@ -199,13 +209,15 @@ class Prepared:
         self.optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
         self._connect(self.optimizer, steps)
 
-    @staticmethod
-    def _check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def _check_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, several: bool = False) -> None:
         if isinstance(optimizer, ServerOptimizer):
             raise errors.ModelError("this optimizer has been prepared already: give ctx.prepare torch's own, once")
         if not any(True for _ in model.parameters()):
             raise errors.ModelError("the model has no parameters to train: give it at least one")
         check_model(model, optimizer)
+        together = self._parts.engine.modes.present.mode is Mode.SYNC
+        layers = sync_batch_norm.layers_of(model)
+        sync_batch_norm.check(layers, self._parts.training.sync_batchnorm, several, together)
 
     def _begin(
         self, model: nn.Module, binding: ModelBinding, make: Callable[..., Steps]
@@ -234,6 +246,7 @@ class Prepared:
         thawing = Thawing(self._parts.engine, self._parts.passes, binding, self._parts.schedules)
         self._parts.loop.model_comes(steps, guard, thawing)
         self._parts.engine.weights.listen(Reads(binding.parameters))
+        sync_batch_norm.use(sync_batch_norm.layers_of(model), self._parts.engine.summing)
         return steps, fetch, thawing
 
     def _prepare_loader(self, loader: DataLoader[Any], accumulate: int, batches: int, own_streams: bool) -> SliceLoader:

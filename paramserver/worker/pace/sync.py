@@ -16,7 +16,7 @@ from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.ranges import RangeSet
 from paramserver.core.versions.reduction import Node as TreeNode
 from paramserver.core.work.positions import flushes
-from paramserver.core.work.slices import SyncSchedule
+from paramserver.core.work.slices import Range, SyncSchedule
 from paramserver.core.work.stealing import Ask, Assignment
 from paramserver.core.work.sync_events import (
     Add,
@@ -37,6 +37,7 @@ from paramserver.core.work.sync_events import (
     Push,
     PushAndWait,
     PushesArrived,
+    PutOff,
     SharesChanged,
     SliceWanted,
     StepBegan,
@@ -117,6 +118,19 @@ class SyncPace:
     def alone(self, item: Item) -> bool:
         """Whether the slice is all that this worker has in this step, so that its contribution is pushed as it is."""
         return isinstance(item.name, SyncName) and self._state.alone(item.name.lo)
+
+    def others(self, name: SyncName) -> frozenset[int]:
+        """The slices of the present step, beside this one, that this worker has to compute."""
+        self._look()
+        return self._state.others(name.lo)
+
+    def share(self, name: SyncName, place: int, workers: int) -> Range:
+        """The range of this slice's step that belongs to the worker at this place."""
+        return self._state.share(name.of, place, workers)
+
+    def put_off(self, first: int) -> None:
+        """The slice that was computed last needs a part of slice ``first``, which is computed next."""
+        self._tell(PutOff(first))
 
     def ahead(self, epoch: int) -> Iterator[Item]:
         """This worker's ranges of this and the following steps, without the slices that other workers have taken."""

@@ -132,12 +132,6 @@ def _check_modules(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             raise errors.ModelError(
                 f"the model is wrapped in {kind}, which combines gradients itself: give ctx.prepare the module inside"
             )
-        if isinstance(module, nn.SyncBatchNorm):
-            raise errors.ModelError(
-                f"{where} takes statistics over all processes in the forward pass, and the slices of a step are "
-                "computed at different times: use BatchNorm, whose running statistics are averaged over the slices, "
-                "with a larger batch_size, or GroupNorm"
-            )
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or id(module.weight) not in trained:
             continue
         if module.sparse:

@@ -93,6 +93,7 @@ class Steps:
         self.item, self._number, self._of, self._samples = item, number, of, samples
         self._batch = item.epoch, item.index
         if number == 0:
+            self._engine.summing.begin(item, samples)
             self._objects.look()
             self.has_slice(item)
             self._schedules.align()

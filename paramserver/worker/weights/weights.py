@@ -70,7 +70,7 @@ class Weights:
         self.reads: Reads | None = None
         # The weights that the script began to compute with before all of them were there.
         self._incoming: IncomingWeights | None = None
-        # Seconds for which the script has waited for weights in the present slice.
+        # Seconds for which the script has waited for weights, or for other slices, in the present slice.
         self.stalled_s = 0.0
         # Steps that were skipped so far, since a gradient was not finite.
         self.skipped = 0
@@ -248,13 +248,13 @@ class Weights:
         if not self._settle(frozenset()):
             self.pull_latest()
 
-    def settle_slice(self, used: frozenset[int]) -> bool:
-        """A slice was computed: wait until all weights are there.
+    def settle_slice(self, used: frozenset[int], waited_s: float) -> bool:
+        """A slice was computed, and waited for other slices for ``waited_s`` seconds: wait until all weights are there.
 
         False: the gradients of the tensors ``used`` were computed on weights of several versions. Raises the error that
         keeps weights from coming.
         """
-        self.stalled_s = 0.0
+        self.stalled_s = waited_s
         return self._settle(used)
 
     def _settle(self, used: frozenset[int]) -> bool:
