@@ -101,9 +101,9 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in ignored and any(parameter is p for p in given):
             raise errors.ModelError(
-                f"the model names {name!r} in _ddp_params_and_buffers_to_ignore: each process of DDP would train its own, "
-                "and servers have one value for all workers. Leave the name out there, or leave the parameter out of the "
-                "optimizer"
+                f"the model names {name!r} in _ddp_params_and_buffers_to_ignore: each process of DDP would train its "
+                "own, and servers have one value for all workers. Leave the name out there, or leave the parameter out "
+                "of the optimizer"
             )
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if buffer is not None]
     for name, buffer in buffers:
