@@ -40,7 +40,7 @@ class Guard(Watch):
             log.warning(
                 f"the job begins with the weights of another worker, which differ from this worker's in "
                 f"{self._name(index)!r}: load weights and seed generators alike in every worker before ctx.prepare, or "
-                "let every worker call ctx.load (see docs/training.md, What ctx.prepare makes of your objects)"
+                "let every worker call ctx.load (see docs/training.md, First weights)"
             )
 
     def came(self, weights: FlatSpace) -> None:
