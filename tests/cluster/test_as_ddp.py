@@ -446,6 +446,30 @@ def test_a_layer_that_is_replaced_is_refused(again: bool) -> None:
         train(script)
 
 
+class Square(nn.Module):
+    """Two layers that may be tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, FEATURES, bias=False)
+        self.second = nn.Linear(FEATURES, FEATURES, bias=False)
+        fill(self)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(torch.tanh(self.first(x)))[:, :CLASSES]
+
+
+def test_a_layer_that_is_tied_after_prepare_is_trained() -> None:
+    """The place of its parameter has one that is trained."""
+
+    def tie(model: Any) -> None:
+        model.second.weight = model.first.weight
+
+    outcome = train(Script(Square, prepared=tie))
+    assert torch.equal(outcome.tensor("second.weight"), Square().second.weight), "without a gradient"
+    assert not torch.equal(outcome.tensor("first.weight"), Square().first.weight)
+
+
 def test_a_pruned_layer_keeps_its_parameter() -> None:
     """The parameter has another name then, and is trained."""
 

@@ -104,13 +104,19 @@ class Guard(Watch):
         return {*self._trained.suspects(), *(in_place.find_written() if in_place is not None else ())}
 
     def _another(self) -> str:
-        """The name of a trained parameter in whose place the model has another one now; empty: there is none."""
+        """The name of a trained parameter in whose place there is one now that nobody trains; empty: there is none."""
         if not self._may_be_another:
             return ""
         self._may_be_another = False
-        now = dict(self._model.named_parameters(remove_duplicate=False))
-        names = ((self._name(index), self._binding.parameters[index]) for index in self._of(Kind.PARAMETER))
-        return next((name for name, trained in names if now.get(name, trained) is not trained), "")
+        trained = self._of(Kind.PARAMETER)
+        names, known = (
+            {self._name(index) for index in trained},
+            {id(self._binding.parameters[index]) for index in trained},
+        )
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            if name in names and parameter.requires_grad and id(parameter) not in known:
+                return name
+        return ""
 
     def _own(self) -> bool:
         """Whether the script has written to parameters that the optimizer does not have; logs a warning if so."""
