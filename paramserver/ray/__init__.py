@@ -1,10 +1,5 @@
 """A job on a Ray cluster: each process of the job is a Ray actor, which Ray places, and starts again where it has died.
 
->>> import ray, paramserver.ray as psr
->>> ray.init()
->>> result = psr.run("train.py", ["--epochs", "5"], servers=2, workers=4)
->>> print(result.digest)
-
 Importing this package does not import Ray. See docs/ray.md.
 """
 
@@ -25,6 +20,10 @@ _ONE_CPU = {"CPU": 1.0}
 
 def run(script: str | Callable[..., object], args: Sequence[Any] = (), **options: Any) -> Result:
     """Train on the running Ray cluster, and wait for the end. The parameters are those of :func:`start`.
+
+    >>> result = psr.run(train_function, [2], workers=2)
+    >>> result.summary["epochs"]
+    2
 
     Raises UserError, DeadlineError or JobFailedError.
     """
@@ -54,6 +53,12 @@ def start(
     each process again, -1 for always. ``timeout_s``: how long to wait for room on the cluster, in seconds.
     ``settings``: any others, by name, such as ``{"consistency.mode": "async"}``.
     Raises ConfigError if Ray is not installed or not initialized, or for settings that cannot be.
+
+    >>> with psr.start(train_function, [2], settings={"training.slices_per_step": 4}) as job:
+    ...     job.scale(workers=3)
+    ...     result = job.wait()
+    >>> len(result.digest)
+    64
     """
     try:
         import ray

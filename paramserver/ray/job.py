@@ -44,7 +44,11 @@ class Result:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the final weights, in hexadecimal digits."""
+        """SHA-256 of the final weights, in hexadecimal digits.
+
+        >>> Result({"weights_sha256": "5eed"}).digest
+        '5eed'
+        """
         return str(self.summary["weights_sha256"])
 
 
@@ -59,7 +63,11 @@ def no_room(missing: Sequence[str], waited_s: float, total: Mapping[str, float],
 
 
 class Job:
-    """A running job. It owns the actors, and ends them when it is closed; use it in a ``with`` statement."""
+    """A running job. It owns the actors, and ends them when it is closed; use it in a ``with`` statement.
+
+    >>> job = psr.start(train_function, [2], workers=1)
+    >>> job.close()
+    """
 
     def __init__(
         self,
@@ -147,6 +155,9 @@ class Job:
     def wait(self) -> Result:
         """Wait until the model is trained, and return what came out.
 
+        >>> job.wait().summary["state"]
+        'done'
+
         Raises DeadlineError if Ray finds no room for the processes in time, JobFailedError if one of them fails.
         """
         while True:
@@ -187,6 +198,8 @@ class Job:
         """Have another number of workers or servers while the job trains; the model moves to other servers.
 
         Call it from another thread than :meth:`wait`. Raises ConfigError, DeadlineError or UnavailableError.
+
+        >>> job.scale(workers=2)
         """
         for role, wanted in (("worker", workers), ("server", servers)):
             if wanted is None:
@@ -209,7 +222,10 @@ class Job:
             return pool.submit(call_coordinator, self._address, method, request, _SCALE_S, known).result()
 
     def close(self) -> None:
-        """End all processes of the job, if it still runs."""
+        """End all processes of the job, if it still runs.
+
+        >>> job.close()
+        """
         for actor in self._actors:
             self._ray.kill(actor)
         shutil.rmtree(self._directory, ignore_errors=True)

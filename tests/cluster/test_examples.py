@@ -20,7 +20,7 @@ from paramserver.checkpoint.place import Place
 from paramserver.worker.gradients.hooks import PushBucket
 from tests.support.public import PUBLIC
 from tests.support.unit.checkpoints import save
-from tests.support.unit.pages import ROOT, code
+from tests.support.unit.pages import ROOT, code, section
 
 # Their examples use a context, which is open.
 OF_A_LOOP = ("Context", "ServerOptimizer", "SliceLoader", "StepScheduler", "PushBucket")
@@ -125,6 +125,35 @@ def test_the_script_of_the_readme_with_its_lines_and_without_them() -> None:
         exec("\n".join(line[1:] for line in lines if line[:1] in kept), names)
         assert names["loss"].item() < 1.2
         assert ("ctx" in names) == ("+" in kept)
+
+
+@pytest.mark.parametrize(
+    "title", ["From DistributedDataParallel", "From Horovod", "From a parameter server on PyTorch"]
+)
+def test_the_scripts_of_the_page_about_migration(title: str) -> None:
+    """The lines that are kept or new are a whole script."""
+    (diff,) = code(section("docs/migration.md", title), "diff")
+    assert_trains([line[1:] for line in diff.splitlines() if line[:1] in " +"])
+
+
+def test_the_script_for_ddp_before_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process, with gloo."""
+    (diff,) = code(section("docs/migration.md", "From DistributedDataParallel"), "diff")
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert_trains([line[1:] for line in diff.splitlines() if line[:1] in " -"])
+
+
+def assert_trains(lines: list[str]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(96, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, x[:, :3].argmax(dim=1))
+    names: dict[str, Any] = {"Net": Net, "data": data, "torch": torch, "F": F, "DataLoader": DataLoader}
+    exec("\n".join(lines), names)
+    assert names["loss"].item() < 1.2
+    saves = any("torch.save" in line for line in lines)
+    assert list(torch.load("model.pt") if saves else Net().state_dict()) == ["layer.weight", "layer.bias"]
 
 
 def test_the_script_of_the_tutorial(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,9 @@ import torch
 from tests.support.integration.harness import ROOT, Done, Place, place_fixture
 
 SCRIPTS = ROOT / "tests" / "support" / "frameworks"
+# A run imports a library in two processes, and again after the kill: on a busy machine that takes minutes.
+RUN_S = 400.0
+pytestmark = pytest.mark.timeout(2 * RUN_S)
 
 
 @pytest.fixture
@@ -23,9 +26,10 @@ def place() -> Iterator[Place]:
 
 def run(place: Place, script: str, *arguments: str | Path, backend: str = "paramserver") -> Done:
     flags = ("--servers", "1", "--workers", "2", "--")
-    return place.paramserver(
+    command = place.launch(
         "run", "--ddp", SCRIPTS / script, *flags, *arguments, environ={"BACKEND": backend, "HF_HUB_OFFLINE": "1"}
-    ).check()
+    )
+    return command.wait(RUN_S).check()
 
 
 def assert_as_gloo(place: Place, name: str) -> None:
@@ -69,6 +73,6 @@ def test_lightning_goes_on_from_its_checkpoint(place: Place) -> None:
 
 def test_lightning_says_when_the_numbers_of_processes_differ(place: Place) -> None:
     script = (SCRIPTS / "lit.py", "--workers", "3", "--", place.work / "result.pt", place.work / "out")
-    done = place.paramserver("run", "--ddp", *script)
+    done = place.launch("run", "--ddp", *script).wait(RUN_S)
     assert done.code == 2
     assert "the Trainer has 2 processes (num_nodes × devices), and the job has 3 ranks" in done.said

@@ -80,7 +80,7 @@ def test_ranks_of_torchrun_use_the_servers_of_a_job(place: Place) -> None:
 
 @pytest.mark.long
 def test_what_builds_on_process_groups_is_as_with_gloo(place: Place) -> None:
-    """Uneven inputs, ZeRO, hooks, FSDP2, subgroups, messages, objects, functional collectives."""
+    """What DDP's own tests try, ZeRO, hooks, FSDP2, subgroups, messages, objects, functional collectives."""
     found: dict[str, dict[str, list[torch.Tensor]]] = {}
     for backend in ("gloo", "paramserver"):
         result = place.work / f"{backend}.pt"

@@ -1,4 +1,4 @@
-"""The names that docs/python.md shows: the package's own, and the classes of what it returns."""
+"""The names that docs/python.md shows: the package's own, and the classes of what it returns. Those of docs/ray.md."""
 
 from __future__ import annotations
 
@@ -42,3 +42,5 @@ def _members(kind: type, inherited: bool) -> list[str]:
 
 
 PUBLIC = of_page(PAGE.read_text())
+# Their examples need a Ray cluster.
+OF_RAY = of_page((ROOT / "docs/ray.md").read_text())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
 import torch
 
 from paramserver import errors
+from paramserver.compress.casts import Cast
 from paramserver.core.layout.plan import Plan
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import plan_of
@@ -19,8 +20,9 @@ from paramserver.worker.job.progress import Progress
 from paramserver.worker.job.shards import Shards
 from paramserver.worker.script.state import NOTHING, Brought
 from paramserver.worker.startup import Offer
-from paramserver.worker.weights.pulled import Pulled
+from paramserver.worker.weights.pulled import Pulled, merge
 from paramserver.worker.weights.weights import Watch, Weights
+from paramserver.worker.weights.writes import equal_bits
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -95,6 +97,21 @@ class Entry:
                     log.info("the job went back meanwhile", reason=str(error))
 
         first = self._member.run(go())
+        if not self._weights.versions and not any(result.version for result in first):
+            self._weights.watch.begins(_others(initial, first, self._shards.rounding))
         self._sender.handed.begin_again()
         self._weights.renew()
         self._weights.install(first)
+
+
+def _others(initial: FlatSpace, first: list[Pulled], rounding: Cast | None) -> Iterator[int]:
+    """The tensors of which version 0 has other values than this worker's ``initial`` ones."""
+    chunks = merge(first)
+    for index, (mine, theirs) in zip(chunks, initial.places(chunks, rounding), strict=True):
+        mine = mine.to(theirs.dtype)
+        if equal_bits(mine, theirs):
+            continue
+        for piece in initial.layout.chunks[index].pieces:
+            part = slice(piece.chunk_start, piece.chunk_start + piece.elements)
+            if not equal_bits(mine[part], theirs[part]):
+                yield piece.tensor

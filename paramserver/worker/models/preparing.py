@@ -223,7 +223,7 @@ class Prepared:
         self, model: nn.Module, binding: ModelBinding, make: Callable[..., Steps]
     ) -> tuple[Steps, Callable[[], State], Thawing]:
         """Register the model and get the weights. ``make`` makes the object that takes the script's steps."""
-        guard = Guard(self._parts.engine.weights, binding)
+        guard = Guard(self._parts.engine.weights, binding, model)
         message = binding.message(self._parts.training.chunk_bytes)
         plan = self._parts.engine.entry.register(message, binding.space, bring(binding), guard)
         self.model, self.binding, self.guard = model, binding, guard

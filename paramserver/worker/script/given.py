@@ -97,6 +97,14 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     parameters = [*((names[id(p)], p) for p in mine), *_each_once(extra)]
     for name, parameter in parameters:
         _check_tensor("parameter", name, parameter)
+    ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in ignored and any(parameter is p for p in given):
+            raise errors.ModelError(
+                f"the model names {name!r} in _ddp_params_and_buffers_to_ignore: each process of DDP would train its "
+                "own, and servers have one value for all workers. Leave the name out there, or leave the parameter out "
+                "of the optimizer"
+            )
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if buffer is not None]
     for name, buffer in buffers:
         _check_tensor("buffer", name, buffer)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import structlog
+from torch import nn
 
 from paramserver import errors
 from paramserver.core.layout.plan import Kind
@@ -19,15 +22,26 @@ _SEE = "(see docs/training.md, Weights are for reading)"
 class Guard(Watch):
     """Watches one model on one worker."""
 
-    def __init__(self, weights: Weights, binding: ModelBinding) -> None:
-        self._weights, self._binding = weights, binding
+    def __init__(self, weights: Weights, binding: ModelBinding, model: nn.Module) -> None:
+        self._weights, self._binding, self._model = weights, binding, model
         self._trained = Writes({i: binding.parameters[i] for i in self._of(Kind.PARAMETER)})
         self._frozen = Writes({i: binding.parameters[i] for i in self._of(Kind.FROZEN)})
         self._told: set[str] = set()
         self._failed = False
+        # The script may have put other layers into the model since the last look.
+        self._may_be_another = True
 
     def _of(self, kind: Kind) -> list[int]:
         return [index for index, _ in enumerate(self._binding.parameters) if self._binding.specs[index].kind is kind]
+
+    def begins(self, others: Iterator[int]) -> None:
+        """Version 0 is about to come. Warns if another worker brought it, and this worker brought other values."""
+        if (index := next(others, None)) is not None:
+            log.warning(
+                f"the job begins with the weights of another worker, which differ from this worker's in "
+                f"{self._name(index)!r}: load weights and seed generators alike in every worker before ctx.prepare, or "
+                "let every worker call ctx.load (see docs/training.md, First weights)"
+            )
 
     def came(self, weights: FlatSpace) -> None:
         """Give the model the version in ``weights``."""
@@ -41,6 +55,7 @@ class Guard(Watch):
 
     def outside(self) -> None:
         """The script leaves the loop, and may do anything until it comes back."""
+        self._may_be_another = True
         if self._weights.whole:
             self._trained.outside()
 
@@ -50,6 +65,11 @@ class Guard(Watch):
         Writes that the script has undone, for example weights that were swapped in for an evaluation, are no error.
         A warning says that parameters which the optimizer does not have are the script's own.
         """
+        if name := self._another():
+            raise errors.UserError(
+                f"the model has another parameter {name!r} than at ctx.prepare, which nobody trains: the optimizer and "
+                "the servers have the former one. Put layers into the model before ctx.prepare"
+            )
         suspects = self._written()
         self._trained.check_kinds(suspects)
         if changed := self._changed(suspects):
@@ -82,6 +102,21 @@ class Guard(Watch):
         """The trained parameters that the script may have written to."""
         in_place = self._weights.in_place
         return {*self._trained.suspects(), *(in_place.find_written() if in_place is not None else ())}
+
+    def _another(self) -> str:
+        """The name of a trained parameter in whose place there is one now that nobody trains; empty: there is none."""
+        if not self._may_be_another:
+            return ""
+        self._may_be_another = False
+        trained = self._of(Kind.PARAMETER)
+        names, known = (
+            {self._name(index) for index in trained},
+            {id(self._binding.parameters[index]) for index in trained},
+        )
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            if name in names and parameter.requires_grad and id(parameter) not in known:
+                return name
+        return ""
 
     def _own(self) -> bool:
         """Whether the script has written to parameters that the optimizer does not have; logs a warning if so."""

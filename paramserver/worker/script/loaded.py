@@ -108,7 +108,11 @@ def put_weights(binding: ModelBinding, model: nn.Module, given: Mapping[str, Any
     missing, foreign = sorted(wanted.keys() - given.keys()), sorted(map(str, given.keys() - wanted.keys()))
     if missing or foreign:
         what = f"lacks {missing[0]!r}" if missing else f"has {foreign[0][:100]!r}, which the model does not have"
-        raise errors.ModelError(f"the state dict given to ctx.load {what}: give it all of model.state_dict()")
+        wrapped = all(str(name).startswith("module.") for name in given)
+        raise errors.ModelError(
+            f"the state dict given to ctx.load {what}: give it all of model.state_dict()"
+            + (", without the 'module.' of DistributedDataParallel before each name" if given and wrapped else "")
+        )
     own = {id(tensor) for _, tensor in binding.left_out}
     known = {id(tensor) for tensor in wanted.values()}
     if any(id(parameter) not in known for parameter in binding.parameters):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 
 import structlog
 import torch
@@ -32,6 +32,9 @@ log = structlog.get_logger("paramserver.worker")
 
 class Watch:
     """Hears of versions, and looks at the model of the script; `script.guard` does. This class itself sees nothing."""
+
+    def begins(self, others: Iterator[int]) -> None:
+        """The first version is about to come. ``others``: its tensors that this worker brought with other values."""
 
     def came(self, weights: FlatSpace) -> None:
         """Another version is at hand, and lies in ``weights``; some of it may still be to come."""

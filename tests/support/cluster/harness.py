@@ -79,7 +79,8 @@ class Outcome:
         ):
             if spec.name == name:
                 dtype = torch_dtype(self.result.layout.segments[placement.segment].dtype)
-                return torch.frombuffer(bytearray(data), dtype=dtype).view(spec.shape)
+                whole = torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+                return whole.view(spec.shape)
         raise KeyError(name)
 
     def state(self, name: str, key: str) -> bytes:

@@ -54,14 +54,21 @@ def slice_by_slice(
     steps: Iterable[list[Batch]],
     loss: Loss,
     scheduler: LRScheduler | None = None,
+    backward: Callable[[Any, Tensor, Tensor], object] | None = None,
 ) -> None:
-    """The gradient of each slice by itself, summed in the pairwise tree over the slices of the step."""
+    """The gradient of each slice by itself, summed in the pairwise tree over the slices of the step.
+
+    ``backward(model, x, y)`` makes the gradients of a slice; by default those of the loss.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for batches in steps:
         sums: list[list[Tensor | None]] = []
         for x, y in batches:
             optimizer.zero_grad()
-            loss(model(x), y).backward()
+            if backward is None:
+                loss(model(x), y).backward()
+            else:
+                backward(model, x, y)
             sums.append([None if p.grad is None else p.grad * len(x) for p in parameters])
         samples = sum(len(x) for x, _ in batches)
         for parameter, total in zip(parameters, _pairwise(sums), strict=True):

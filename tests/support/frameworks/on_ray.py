@@ -1,4 +1,4 @@
-"""A training function for jobs on Ray, which trains slowly until a file exists; and the processes of such a job."""
+"""Training functions for jobs on Ray, one of which trains slowly until a file exists; the processes of such a job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,6 +35,20 @@ def train(said: str, enough: str) -> None:
             optimizer.step()
 
 
+def train_function(epochs: int) -> None:
+    """A script, for the examples of docstrings."""
+    with ps.init() as ctx:
+        model: Any = nn.Linear(4, 1)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader: Any = DataLoader(TensorDataset(torch.ones(32, 4)), 8)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        for _ in ctx.epochs(epochs):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+
+
 def processes(job: str) -> dict[int, str]:
     """Roles of the running processes of a job, by pid."""
     found = {}
@@ -48,7 +63,7 @@ def processes(job: str) -> dict[int, str]:
     return found
 
 
-def wait_until(true: Callable[[], object], what: str, timeout_s: float = 150.0) -> None:
+def wait_until(true: Callable[[], object], what: str, timeout_s: float = 300.0) -> None:
     """Wait for something that other processes do."""
     deadline = time.monotonic() + timeout_s
     while not true():

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 Found = list[torch.Tensor]
@@ -63,6 +64,94 @@ def power_sgd() -> Found:
 
 def static_graph() -> Found:
     return train(DistributedDataParallel(net(), gradient_as_bucket_view=True, static_graph=True), data(4))
+
+
+class Ways(torch.nn.Module):
+    """Each batch takes one of two ways. A buffer counts the samples."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += len(x)
+        found: torch.Tensor = self.left(x) if x.sum() > 0 else self.right(x)
+        return found
+
+
+def other_ways_on_each_rank() -> Found:
+    return train(DistributedDataParallel(Ways(), find_unused_parameters=True), data(4))
+
+
+def a_buffer_of_each_rank() -> Found:
+    model = DistributedDataParallel(Ways(), find_unused_parameters=True, broadcast_buffers=False)
+    return [*train(model, data(4)), model.module.seen]
+
+
+def ignored_parameters() -> Found:
+    model: Any = net()
+    model._ddp_params_and_buffers_to_ignore = ["2.weight", "2.bias"]
+    return train(DistributedDataParallel(model), data(4))
+
+
+def unused_in_the_last_batch() -> Found:
+    """What the batches in ``no_sync`` have used counts in the step."""
+    model: Any = DistributedDataParallel(Ways(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in data(3):
+        with model.no_sync():
+            model(x.abs()).square().mean().backward()
+        model(-x.abs()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def several_forward_passes() -> Found:
+    """With a graph that does not change, and a penalty on gradients."""
+    model: Any = DistributedDataParallel(net(), static_graph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in data(3):
+        x.requires_grad_()
+        loss = model(x).square().mean() + model(2 * x).square().mean()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.square().sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def a_rank_without_samples() -> Found:
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in data(3):
+        model(x[: 3 * (dist.get_rank() != 1)]).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def late_reductions() -> Found:
+    """Gradients of the last layer are reduced when the backward pass has come to the first one."""
+    model: Any = net()
+    late = [(name, parameter) for name, parameter in model.named_parameters() if name.startswith("2.")]
+    hook = model[0].weight
+    return train(
+        DistributedDataParallel(model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=hook), data(4)
+    )
+
+
+def averaged_models() -> Found:
+    """Gradients are averaged in the first two steps, and then models are, in every second step."""
+    model: Any = DistributedDataParallel(net())
+    state: Any = post_localSGD_hook.PostLocalSGDState
+    model.register_comm_hook(state(None, None, 2, False), post_localSGD_hook.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=2, warmup_steps=1)
+    return train(model, data(5), PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), averager))
 
 
 def fully_sharded() -> Found:
@@ -117,6 +206,14 @@ CASES: list[Callable[[], Found]] = [
     half_precision_hook,
     power_sgd,
     static_graph,
+    other_ways_on_each_rank,
+    a_buffer_of_each_rank,
+    ignored_parameters,
+    unused_in_the_last_batch,
+    several_forward_passes,
+    a_rank_without_samples,
+    late_reductions,
+    averaged_models,
     fully_sharded,
     subgroup,
     ring,
