@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paramserver.core.layout.plan import Chunk
-from paramserver.core.versions.shard import ShardState
+from paramserver.core.shards.shard import ShardState
 from paramserver.errors import ProtocolError
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.state import StateEntry
@@ -49,7 +49,7 @@ def forward_header(
         groups=groups_to_proto(leader.groups),
         schedule=leader.schedule,
         clocks=clocks_to_proto(state.clocks_then()),
-        min_clock=state.min_clock,
+        min_clock=state.pulls.floor,
         consistency=consistency_to_proto(state.consistency),
     )
 

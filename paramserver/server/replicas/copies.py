@@ -10,9 +10,9 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk, Plan
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import Activated, Event, Forwarded, Part, Promoted
-from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.replicas.backups import Backups
