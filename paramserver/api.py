@@ -313,7 +313,7 @@ def abandon_all(failure: str) -> None:
 
 
 def _wished_index() -> int | None:
-    """The rank that whoever has started this process wishes for it."""
+    """The rank that the environment of this process asks for; None if it asks for none."""
     wish = os.environ.get(ENV_INDEX) or os.environ.get(ENV_WISH)
     started = torchrun(os.environ)
     return int(wish) if wish else started.rank if started is not None else None

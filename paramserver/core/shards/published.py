@@ -34,7 +34,7 @@ class Published:
         return old
 
     def stand_at(self, stand: StandsAt) -> None:
-        """Nobody may have the version until the plan is settled, unless it is settled already."""
+        """The version is given to no worker until the plan is settled, unless the plan is settled already."""
         if stand.plan > self._settled_plan:
             self._stand = stand
 

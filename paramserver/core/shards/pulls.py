@@ -69,7 +69,7 @@ class Pulls:
             self._clocks.raise_to(worker, clock + 1)
 
     def idle(self, worker: int) -> None:
-        """Nobody waits for this worker until it pulls again."""
+        """This worker holds no other worker back until it pulls again."""
         self._clocks.drop(worker)
 
     def set_clocks(self, clocks: Mapping[int, int], floor: int = 0) -> None:
@@ -91,7 +91,7 @@ class Pulls:
         return []
 
     def gone(self, call: int) -> None:
-        """Nobody waits for this answer any more."""
+        """The caller of this pull has gone, or its wait is over."""
         self._parked.pop(call, None)
 
     def members_changed(self, workers: frozenset[int], gated: bool) -> list[Effect]:

@@ -1,4 +1,4 @@
-"""What the messages to backups say: the content of the next version, and chunks as they are. Reads contents, too."""
+"""Messages to backups: the content of the next version, and chunks as they are. Backups read contents with it, too."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def used_in(header: shard_pb2.ForwardHeader, tensors: ShardTensors) -> frozenset
 def contribution(
     header: shard_pb2.ForwardHeader, chunks: Mapping[int, Tensor], used: frozenset[int], hypers: Hyperparameters
 ) -> Contribution:
-    """What the primary has combined, as one contribution. Raises ProtocolError."""
+    """The sum that the primary has made, as one contribution. Raises ProtocolError."""
     if not header.parts:
         raise ProtocolError("a version that is made of nothing")
     return Contribution(

@@ -153,7 +153,7 @@ class Copies:
         return self.backups.content(version) if self.backups.follow else None
 
     def header(self, contributions: Sequence[Contribution]) -> shard_pb2.ForwardHeader | None:
-        """What the backups are told of the version in the making; None if there are none."""
+        """The message that tells backups about the version in the making; None if there are no backups."""
         shard = self._shard
         if not self.backups.follow:
             return None

@@ -1,4 +1,4 @@
-"""What a shard has beside its tensors, as its primary tells a new backup."""
+"""Facts about a shard beside its tensors, as its primary tells them to a new backup."""
 
 from __future__ import annotations
 

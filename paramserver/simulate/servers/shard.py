@@ -89,7 +89,7 @@ class Shard:
     # ---- a backup
 
     def facts(self) -> Facts:
-        """What a backup is told with the last pieces, with no version in the making."""
+        """The facts that a backup gets with the last pieces, with no version in the making."""
         state, version = self.state, self.state.version
         forwarded = Forwarded(version, 0, (), state.consistency, dict(state.pulls.clocks), state.pulls.floor)
         return Facts(forwarded, version, state.marks.of(version), state.counted(), state.counters.applied)

@@ -1,4 +1,4 @@
-"""What ``ctx.prepare`` makes of a script's objects: a model that is registered, an optimizer, a loader, schedulers."""
+"""The work of ``ctx.prepare`` on a script's objects: a registered model, an optimizer, a loader, schedulers."""
 
 from __future__ import annotations
 
