@@ -49,7 +49,7 @@ class Maker:
     async def given(
         self, timeline: int, base: Version, contributions: Sequence[Contribution], content: Content | None
     ) -> Mapping[int, Tensor] | None:
-        """The gradients to apply, by chunk, in ``content`` if given; None if the update itself sums contributions up."""
+        """The gradients to apply, by chunk, in ``content`` if given; None if the update sums contributions up."""
         if contributions[0].combined:
             return contributions[0].chunks
         limit = leading(contributions).clip_norm
