@@ -22,7 +22,7 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.failpoints import known_as
 from paramserver.machine.hosts import route_to
 from paramserver.machine.torchrun import torchrun
-from paramserver.membership.session import JoinOptions
+from paramserver.membership.joining import JoinOptions
 from paramserver.membership.settings import adopted, consistency_of, fetch, shared
 from paramserver.processes.environment import ENV_INDEX, ENV_LOCAL, ENV_WISH, replaced_pids
 from paramserver.records.opening import check_records

@@ -21,7 +21,8 @@ from paramserver.core.job.membership import Presence, Role
 from paramserver.core.shards.published import KEPT_VERSIONS
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.membership import session
-from paramserver.membership.session import JoinOptions, Session
+from paramserver.membership.joining import JoinOptions
+from paramserver.membership.session import Session
 from paramserver.server.versions.version import Version
 from paramserver.store.memory import MemoryStore
 from paramserver.transport import grpc
