@@ -15,6 +15,7 @@ from paramserver.core.versions.events import (
     Arrived,
     Effect,
     Event,
+    Joining,
     Outcome,
     PullAsked,
     WentIdle,
@@ -174,9 +175,11 @@ def newcomers_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Pulls._enter
 
     def enter(self: Pulls, pull: PullAsked, gated: bool) -> None:
-        if pull.worker in self._members:
-            self._clocks.raise_to(pull.worker, 0)
+        new = pull.worker in self._members and pull.worker not in self.clocks and isinstance(pull.want, Joining)
         right(self, pull, gated)
+        if new:
+            self._clocks.drop(pull.worker)
+            self._clocks.raise_to(pull.worker, 0)
 
     monkeypatch.setattr(Pulls, "_enter", enter)
 
