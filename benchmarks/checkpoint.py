@@ -21,9 +21,9 @@ import torch
 from benchmarks.rows import Row, rows
 from paramserver.checkpoint.place import Place
 from paramserver.core.layout.plan import Plan, TensorSpec, make_layout, make_plan
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.names import SyncName
-from paramserver.core.versions.shard import ShardState
 from paramserver.server.saving.saver import Saver
 from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version

@@ -25,6 +25,7 @@ from benchmarks.counting import STEPS
 from benchmarks.counting import count as count_steps
 from benchmarks.rows import Row, rows
 from paramserver.core.job.membership import Admitted, Joined, Membership, Renewed, Role, Tick
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -43,7 +44,6 @@ from paramserver.core.versions.events import (
     Want,
 )
 from paramserver.core.versions.names import AsyncName, SyncName
-from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.leases import SliceLeases
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.store import open_store

@@ -22,7 +22,7 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.failpoints import known_as
 from paramserver.machine.hosts import route_to
 from paramserver.machine.torchrun import torchrun
-from paramserver.membership.session import JoinOptions
+from paramserver.membership.joining import JoinOptions
 from paramserver.membership.settings import adopted, consistency_of, fetch, shared
 from paramserver.processes.environment import ENV_INDEX, ENV_LOCAL, ENV_WISH, replaced_pids
 from paramserver.records.opening import check_records
@@ -313,7 +313,7 @@ def abandon_all(failure: str) -> None:
 
 
 def _wished_index() -> int | None:
-    """The rank that whoever has started this process wishes for it."""
+    """The rank that the environment of this process asks for; None if it asks for none."""
     wish = os.environ.get(ENV_INDEX) or os.environ.get(ENV_WISH)
     started = torchrun(os.environ)
     return int(wish) if wish else started.rank if started is not None else None

@@ -51,7 +51,7 @@ class Frame:
         return self._message
 
     def prefix(self) -> bytes:
-        """What stands before the data in the protobuf message."""
+        """The bytes of the protobuf message that stand before the data."""
         prefix = bytearray((HEADER,)) + varint(len(self.header)) + self.header
         if self._nbytes:
             start = bytes((DATA,)) + varint(self._nbytes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paramserver.alone.job import InProcessJob
 from paramserver.config import Settings, shown
 from paramserver.errors import JobFailedError, UnavailableError
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.results.collect import Result, collect
 from paramserver.results.summary import summarise, write_summary
 from paramserver.results.verdict import broken_sentences

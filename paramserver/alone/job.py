@@ -13,7 +13,7 @@ from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.versions.consistency import Consistency
-from paramserver.membership.session import JoinOptions
+from paramserver.membership.joining import JoinOptions
 from paramserver.records.opening import open_records
 from paramserver.records.writing import Writing
 from paramserver.server.member import ServerMember

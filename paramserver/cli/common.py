@@ -93,7 +93,7 @@ def guard(command: Callable[[], int]) -> int:
 
 
 def _forget_output() -> None:
-    """What is still to be printed goes nowhere; otherwise Python would try again at the end, and fail again."""
+    """Throw the unwritten output away; otherwise Python would try to write it again at the end, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -33,7 +33,7 @@ from paramserver.core.job.seats import (
     TryAgain,
 )
 from paramserver.core.versions.consistency import Mode
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.transport.base import caller
 from paramserver.transport.security.access import deny
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2

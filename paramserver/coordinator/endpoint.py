@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.status import State
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.transport.base import METHODS, MethodKind
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 

@@ -87,7 +87,7 @@ class Collective:
         self._message(name, source, self._rank, tensor, view.nbytes, into={source: view})
 
     def moves(self, tensor: torch.Tensor, given: torch.Tensor) -> None:
-        """What this rank brings to itself."""
+        """This rank is the receiver of its own tensor: the tensor is copied, and nothing is sent."""
         self._back.append((tensor, given.detach().clone()))
 
     def meets(self, name: str) -> None:

@@ -33,7 +33,7 @@ _STATUS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """What all ranks of a process group must know of the job."""
+    """The facts about a job that all ranks of a process group need."""
 
     job: str
     addresses: Sequence[str]
@@ -44,7 +44,7 @@ class Servers:
 
     @staticmethod
     def decode(text: str) -> Servers:
-        """What `encode` made."""
+        """The value that `encode` has made a text of."""
         job, addresses = json.loads(text)
         return Servers(job, addresses)
 

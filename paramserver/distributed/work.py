@@ -1,4 +1,4 @@
-"""What a collective returns: a handle on which the script, or DDP, waits."""
+"""The handle that a collective returns. The script, or DDP, waits on it."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def with_running_job(settings: Settings) -> Settings:
 
 async def look_at_coordinator(settings: Settings) -> list[Finding]:
     """The way to the coordinator, the coordinator itself, and the way back."""
-    from paramserver.membership.session import versions
+    from paramserver.membership.joining import versions
     from paramserver.pki.security import load_security
     from paramserver.wire.messages import PROTOCOL
 

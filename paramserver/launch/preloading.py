@@ -1,4 +1,4 @@
-"""What `paramserver run` preloads: one process for each environment that its children have, mostly one in all."""
+"""The preloaded processes of `paramserver run`: one for each environment that its children have, mostly one in all."""
 
 from __future__ import annotations
 

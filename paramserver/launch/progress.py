@@ -84,7 +84,7 @@ def time_text(seconds: float | None) -> str:
 
 
 class Progress:
-    """What is left of the epoch and of the job. Speeds are those of the last half minute."""
+    """The rest of the epoch and of the job. Speeds are those of the last half minute."""
 
     def __init__(self) -> None:
         self._slices = Rates(_LONG_WINDOW_S)

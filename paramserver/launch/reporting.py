@@ -10,7 +10,7 @@ from typing import Any
 
 from paramserver import errors
 from paramserver.config import Settings
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.processes.lines import plain
 from paramserver.processes.logfiles import Reader
 from paramserver.report import outcome

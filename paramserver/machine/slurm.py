@@ -1,4 +1,4 @@
-"""What Slurm's variables say about a task of `srun`: its role, its number, and where the coordinator is."""
+"""The place of a task of `srun` by Slurm's variables: its role, its number, and the address of the coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torchrun's variables say about a script that it has started."""
+"""The variables that torchrun sets for a script, as numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Torchrun:
 
 
 def torchrun(environ: Mapping[str, str]) -> Torchrun | None:
-    """What torchrun has told this process, or None if torchrun has not started it.
+    """The numbers that torchrun gave this process, or None if torchrun has not started it.
 
     Others set RANK and WORLD_SIZE, too. Only torchrun sets TORCHELASTIC_RUN_ID.
     """

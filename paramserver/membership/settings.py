@@ -9,7 +9,7 @@ from typing import cast
 from paramserver import errors
 from paramserver.config import Settings
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.membership.session import persist
+from paramserver.membership.joining import persist
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2
 

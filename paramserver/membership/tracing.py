@@ -120,7 +120,7 @@ class Tracer:
 
 
 def part_of(recorder: Recorder, most: int) -> coordinator_pb2.TracePart:
-    """What this process has recorded, at most so many spans, and facts about the process."""
+    """The spans that this process has recorded, ``most`` at most, and facts about the process."""
     spans, dropped = recorder.take(most)
     return coordinator_pb2.TracePart(
         spans=map(span_to_proto, spans),

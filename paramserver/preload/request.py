@@ -1,4 +1,4 @@
-"""What the preloaded process is asked to make: arguments, variables, descriptors. Pure."""
+"""The process that the preloaded process is asked to make: its arguments, variables, descriptors. Pure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Request:
 
     @staticmethod
     def decode(data: bytes) -> Request:
-        """What `encode` made."""
+        """The request that `encode` has made bytes of."""
         parent, argv, environment, targets = json.loads(data)
         return Request(parent, tuple(argv), environment, tuple(targets))
 
 
 def key_of(environment: Mapping[str, str], own: str) -> frozenset[tuple[str, str]]:
-    """What processes that are forked of one preloaded process have in common: all variables that a library may read.
+    """The variables that processes of one preloaded process have in common: all that a library may read.
 
     ``own``: the prefix of variables that no library reads when it is imported.
     """

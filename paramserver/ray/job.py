@@ -33,7 +33,7 @@ _LOOK_S, _SAY_S, _SCALE_S, _END_S = 0.5, 5.0, 600.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came out of a job. ``summary``: what ``--summary`` writes.
+    """The result of a job. ``summary``: the content of the file that ``--summary`` writes.
 
     >>> result = Result({"weights_sha256": "5eed"})
     >>> result.digest

@@ -17,13 +17,6 @@ from paramserver.web.models import Event
 # Kinds of events that something out of the ordinary is behind; they are marked in the curves.
 NOTABLE = ("lost", "takeover", "went back", "taken over", "mode")
 _PHASES = ("data", "compute", "send", "wait", "receive", "other")
-_WHY = {
-    "running": "is running",
-    "done": "is done",
-    "stopped": "was stopped",
-    "failed": "failed",
-    "interrupted": "was interrupted",
-}
 
 
 @dataclass(frozen=True, slots=True)

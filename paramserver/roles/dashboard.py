@@ -30,7 +30,7 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 
 class Dashboard:
-    """What a coordinator serves over HTTP; ``url`` is empty if it serves nothing."""
+    """The web server of a coordinator; ``url`` is empty if there is none."""
 
     def __init__(self, settings: Settings, security: Security, endpoint: Endpoint) -> None:
         self.url = ""

@@ -43,13 +43,13 @@ class Maker:
         self._spare: dict[int, Tensor] = {}
 
     def reuse(self, tensors: dict[int, Tensor]) -> None:
-        """Nobody reads these tensors of a former version any more: the next one may lie in their memory."""
+        """These tensors of a former version have no reader any more: the next version may lie in their memory."""
         self._spare = tensors
 
     async def given(
         self, timeline: int, base: Version, contributions: Sequence[Contribution], content: Content | None
     ) -> Mapping[int, Tensor] | None:
-        """What is applied, by chunk, in ``content`` if given; None if it follows from the contributions alone."""
+        """The gradients to apply, by chunk, in ``content`` if given; None if the update sums contributions up."""
         if contributions[0].combined:
             return contributions[0].chunks
         limit = leading(contributions).clip_norm

@@ -6,7 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 
-from paramserver.membership.session import JoinOptions, Session
+from paramserver.membership.joining import JoinOptions
+from paramserver.membership.session import Session
 from paramserver.server.service import ServerService
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2

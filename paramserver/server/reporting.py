@@ -21,18 +21,18 @@ def report(shard: RunningShard | None) -> shard_pb2.StatsResponse:
         duplicate=state.counters.duplicate,
         skipped=tensors.skipped,
         refused=state.counters.refused,
-        max_clock_spread=state.max_clock_spread,
+        max_clock_spread=state.pulls.max_spread,
         waiting_for=waiting_for(shard) if state.active else "version 0",
         generation=state.generation,
         timeline=state.timeline,
-        clocks=[shard_pb2.WorkerClock(worker=w, clock=c) for w, c in sorted(state.clocks.items())],
+        clocks=[shard_pb2.WorkerClock(worker=w, clock=c) for w, c in sorted(state.pulls.clocks.items())],
         missing=[types_pb2.Range(start=lo, stop=hi) for lo, hi in missing.slices] if missing else (),
         missing_of=missing.of if missing else 0,
         shard_bytes=sum(chunk.nbytes for chunk in shard.chunks.values()),
         holds=shard.digest,
         active=state.active,
-        scheduled=consistency_to_proto(state.scheduled) if state.scheduled else None,
-        committed=state.committed,
+        scheduled=consistency_to_proto(state.changeover.scheduled) if state.changeover.scheduled else None,
+        committed=state.changeover.committed,
         copies=saver.statuses() if saver else (),
         checkpoint_pause_s=tensors.copy_s,
         checkpoint_write_s=saver.write_s if saver else 0.0,
@@ -50,12 +50,12 @@ def waiting_for(shard: RunningShard) -> str:
     """In words, why the next version does not exist yet; empty if it waits for nothing."""
     if shard.norms.waiting_for or shard.copies.backups.waiting_for:
         return shard.norms.waiting_for or shard.copies.backups.waiting_for
-    if shard.state.at_stand:
+    if shard.state.published.at_stand:
         return "another number of servers"
     if missing := shard.state.missing():
         return str(missing)
-    slow = [shard.names.get(worker, f"worker {worker}") for worker in shard.state.holding_back()]
-    return f"clock {shard.state.min_clock}: {', '.join(slow)}" if slow and shard.state.parked else ""
+    slow = [shard.names.get(worker, f"worker {worker}") for worker in shard.state.pulls.slowest_workers()]
+    return f"clock {shard.state.pulls.floor}: {', '.join(slow)}" if slow and shard.state.pulls else ""
 
 
 def ledger_response(shard: RunningShard) -> shard_pb2.LedgerResponse:

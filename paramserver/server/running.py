@@ -16,6 +16,7 @@ from paramserver import errors
 from paramserver.checkpoint.contents import ShardFacts
 from paramserver.core.layout.hypers import Hypers
 from paramserver.core.layout.plan import Plan
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -35,7 +36,6 @@ from paramserver.core.versions.events import (
     Refusal,
     Refuse,
 )
-from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Stealing
 from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic.hypers import Hyperparameters
@@ -206,8 +206,8 @@ class RunningShard:
         self.happen(asked)
         behind: Sequence[int] = ()
         if isinstance(asked.want, AtClock) and not answer.done():
-            behind = self.state.holding_back()
-            self.times.slowest(behind, self.state.min_clock)
+            behind = self.state.pulls.slowest_workers()
+            self.times.slowest(behind, self.state.pulls.floor)
             self.times.waits(asked.worker, asked.want.clock)
         try:
             async with asyncio.timeout(wait_s):
@@ -347,8 +347,8 @@ class RunningShard:
         self.versions[version.number] = version
         self.stealing.begin(version.number, time.monotonic())
         self.times.published()
-        if self.state.parked and self.state.consistency.mode is Mode.ASYNC:
-            self.times.slowest(self.state.holding_back(), self.state.min_clock)
+        if self.state.pulls and self.state.consistency.mode is Mode.ASYNC:
+            self.times.slowest(self.state.pulls.slowest_workers(), self.state.pulls.floor)
         for buffer in buffers:
             self.buffers.pop(buffer, None)
         self._building = False

@@ -101,7 +101,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     record.happened = placement.happened
     record.again = sum(member.again for member in members)
     first = placement.primaries[0].state
-    record.max_clock_spread = first.max_clock_spread
+    record.max_clock_spread = first.pulls.max_spread
     record.applied = first.counters.applied
     record.moved = sum(worker.moved for worker in synchronous)
     record.repeated = first.counters.duplicate

@@ -13,7 +13,7 @@ _EVENT = re.compile(r"([a-z]+):(?:server-)?([0-9]{1,4})@(.+)")
 
 
 class Kind(enum.StrEnum):
-    """What happens to a server."""
+    """A kind of event at a server."""
 
     # Its process dies: its connections close.
     KILL = "kill"

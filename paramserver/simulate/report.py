@@ -52,7 +52,7 @@ def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
 
 
 def events(record: Record) -> list[str]:
-    """What became of servers, and how long a version was waited for then."""
+    """A table of the events at servers, with the time that workers waited for a version then."""
     usual = median(after - before for before, after in pairwise([0.0, *record.published_at]))
     lines = ["", f"{'at, s':>9}  event"]
     for one in record.happened:

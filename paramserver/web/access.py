@@ -1,4 +1,4 @@
-"""Who may read and who may give commands over HTTP: tokens, sessions, and the names of this host.
+"""The rights of callers over HTTP, to read and to give commands: tokens, sessions, and the names of this host.
 
 The rules are those of gRPC: the join token opens everything that can be read if this process has one, and commands take
 the admin token. A browser shows no certificate. It exchanges a token for a session cookie.

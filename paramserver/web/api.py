@@ -79,7 +79,7 @@ class Api:
         return _json(self._feed.series())
 
     async def events(self, request: Request) -> Response:
-        """What has happened."""
+        """The events of the job."""
         return _json(models.Events(events=await self._feed.events()))
 
     async def metrics(self, request: Request) -> Response:
@@ -114,7 +114,7 @@ class Api:
     # ---- sessions
 
     async def session(self, request: Request) -> Response:
-        """What the caller may do."""
+        """The rights of the caller."""
         head = head_of(request.scope)
         return _json(models.Session(reads=self._access.reads(head), commands=self._access.commands(head)))
 

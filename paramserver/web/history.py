@@ -21,7 +21,7 @@ class _Moment:
 
 
 class History:
-    """What the job was like at moments, at most ``most`` of them."""
+    """The state of the job at up to ``most`` moments."""
 
     def __init__(self, most: int = MOMENTS) -> None:
         self._moments: Moments[_Moment] = Moments(most)

@@ -272,7 +272,7 @@ class Done(Model):
 
 
 class Session(Model):
-    """What the caller may do."""
+    """The rights of the caller."""
 
     reads: bool = Field(description="Whether it may read the state of the job.")
     commands: bool = Field(description="Whether it may give commands.")

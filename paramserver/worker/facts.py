@@ -1,4 +1,4 @@
-"""What a script can ask about its worker and its job, before and after a model is prepared."""
+"""Facts that a script can ask about its worker and its job, before and after a model is prepared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of a script do together beside training: evaluate, gather results, agree on numbers."""
+"""Work that the workers of a script share beside training: evaluating, gathering results, agreeing on numbers."""
 
 from __future__ import annotations
 

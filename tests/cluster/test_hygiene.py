@@ -19,7 +19,8 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.membership import Role
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.membership.session import JoinOptions, Session
+from paramserver.membership.joining import JoinOptions
+from paramserver.membership.session import Session
 from paramserver.store.memory import MemoryStore
 from paramserver.transport import grpc
 from paramserver.v1 import coordinator_pb2, types_pb2

@@ -12,7 +12,7 @@ from paramserver.core.versions.names import SyncName
 from paramserver.core.work.slices import slice_indices
 from paramserver.worker.data.described import describe_loader
 from paramserver.worker.pace import Item
-from paramserver.worker.script.loader import SliceLoader
+from paramserver.worker.script.loader import IndexedBatches, SliceLoader
 
 SAMPLES, BATCH = 40, 4
 
@@ -81,10 +81,10 @@ def test_slices_of_others_come_in_between_and_the_own_ones_are_loaded_once(proce
         item(3),
     ]
     position = Position(order, [0, 1, 2, 3])
-    loader = SliceLoader(plain, data, 5, torch.device("cpu"), position, lambda: 1)
-    batches = list(loader)
+    batches = IndexedBatches(plain, data, 5, position)
+    loader = SliceLoader(plain, batches, torch.device("cpu"), position, lambda: 1)
     wanted = [slice_indices(data, 5, 0, one.index) for one in order]
-    assert [batch[:, 0].tolist() for batch in batches] == wanted
+    assert [batch[:, 0].tolist() for batch in loader] == wanted
     assert position.feeds == 1
 
 
@@ -92,7 +92,8 @@ def test_slices_that_others_have_taken_are_left_out() -> None:
     plain = DataLoader(Squares(), batch_size=BATCH, num_workers=2)
     data = describe_loader(plain)
     position = Position([item(0), item(4), item(5)], [0, 1, 2, 3, 4, 5])
-    loader = SliceLoader(plain, data, 5, torch.device("cpu"), position, lambda: 1)
+    batches = IndexedBatches(plain, data, 5, position)
+    loader = SliceLoader(plain, batches, torch.device("cpu"), position, lambda: 1)
     found = []
     for batch in loader:
         found.append(batch[0, 0].item())

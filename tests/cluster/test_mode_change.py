@@ -11,7 +11,7 @@ import torch
 from paramserver import errors
 from paramserver.alone.job import COORDINATOR, worker_options
 from paramserver.core.versions.names import AsyncName, SyncName
-from paramserver.membership.session import JoinOptions
+from paramserver.membership.joining import JoinOptions
 from paramserver.membership.settings import consistency_of
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2

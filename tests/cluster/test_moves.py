@@ -147,7 +147,7 @@ def test_a_worker_that_is_idle_says_so_to_the_next_server(transport: str, monkey
             return [worker.member for worker in workers if worker.member not in holder]
 
         def alone() -> bool:
-            return {*others()} == {*moving.idle} and [*moving.running(0).state.clocks] == holder
+            return {*others()} == {*moving.idle} and [*moving.running(0).state.pulls.clocks] == holder
 
         def each(ctx: Context, slices: int) -> None:
             if not holder:  # it has the only slice

@@ -18,10 +18,11 @@ from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.membership import Presence, Role
+from paramserver.core.shards.published import KEPT_VERSIONS
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.core.versions.shard import KEPT_VERSIONS
 from paramserver.membership import session
-from paramserver.membership.session import JoinOptions, Session
+from paramserver.membership.joining import JoinOptions
+from paramserver.membership.session import Session
 from paramserver.server.versions.version import Version
 from paramserver.store.memory import MemoryStore
 from paramserver.transport import grpc

@@ -6,19 +6,21 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from paramserver.core.versions.consistency import Bounded, History, Offer, PerContribution, Verdict
+from paramserver.core.shards.published import Published
+from paramserver.core.shards.pulls import Pulls
+from paramserver.core.shards.shard import ShardState
+from paramserver.core.versions.consistency import Bounded, History, Offer, PerContribution, Policies, Verdict
 from paramserver.core.versions.events import (
     AnswerPush,
     Arrived,
     Effect,
     Event,
+    Joining,
     Outcome,
     PullAsked,
     WentIdle,
 )
 from paramserver.core.versions.names import AsyncName, Name
-from paramserver.core.versions.pulls import Pulls, Standing
-from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.leases import SliceLeases
 from tests.support.cluster.imagined import Tally
 from tests.support.schedules.schedules import Schedule
@@ -120,13 +122,13 @@ def test_a_seed_shows_the_same_run_again() -> None:
 
 def gate_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Bounded.admits
-    monkeypatch.setattr(Bounded, "admits", lambda self, clock, clocks: right(self, clock - 1, clocks))
+    monkeypatch.setattr(Bounded, "admits", lambda self, clock, slowest: right(self, clock - 1, slowest))
 
 
 def gate_shut_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Bounded.admits
     monkeypatch.setattr(
-        Bounded, "admits", lambda self, clock, clocks: self.staleness is None or right(self, clock + 1, clocks)
+        Bounded, "admits", lambda self, clock, slowest: self.staleness is None or right(self, clock + 1, slowest)
     )
 
 
@@ -146,7 +148,6 @@ def duplicates_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answered_before_it_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     def accepted(self: ShardState, event: Arrived, _: Offer) -> list[Effect]:
-        self._waiting[event.buffer] = []
         return [AnswerPush(event.call, Outcome.ACCEPTED, self.version), *self._build()]
 
     monkeypatch.setattr(ShardState, "_accepted", accepted)
@@ -174,9 +175,11 @@ def newcomers_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Pulls._enter
 
     def enter(self: Pulls, pull: PullAsked, gated: bool) -> None:
-        if pull.worker in self._members:
-            self.clocks.setdefault(pull.worker, 0)
+        new = pull.worker in self._members and pull.worker not in self.clocks and isinstance(pull.want, Joining)
         right(self, pull, gated)
+        if new:
+            self._clocks.drop(pull.worker)
+            self._clocks.raise_to(pull.worker, 0)
 
     monkeypatch.setattr(Pulls, "_enter", enter)
 
@@ -185,7 +188,7 @@ def clocks_count_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ShardState._accepted
 
     def accepted(self: ShardState, event: Arrived, offer: Offer) -> list[Effect]:
-        self._pulls.tick(event.worker, event.clock)
+        self.pulls.tick(event.worker, event.clock)
         return right(self, event, offer)
 
     monkeypatch.setattr(ShardState, "_accepted", accepted)
@@ -199,11 +202,11 @@ def nobody_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parked pulls are answered when they come, or never."""
     right = Pulls.answers
 
-    def answers(self: Pulls, stands: Standing | None) -> list[Effect]:
+    def answers(self: Pulls, published: Published, policies: Policies) -> list[Effect]:
         parked = dict(list(self._parked.items())[:-1])
         for call in parked:
             del self._parked[call]
-        effects = right(self, stands)
+        effects = right(self, published, policies)
         self._parked = parked | self._parked
         return effects
 

@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from paramserver import errors
-from paramserver.membership.session import JoinOptions
+from paramserver.membership.joining import JoinOptions
 from paramserver.transport.rotating import coordinator_channel
 from paramserver.v1 import types_pb2
 from paramserver.worker.client import RawClient

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from paramserver.core.versions.names import SyncName
 from paramserver.core.work.slices import assign
 from paramserver.worker.context import Context
+from paramserver.worker.weights.weights import Weights
 from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import Applied, Cluster, Outcome, recorded, train, until, wait
 from tests.support.cluster.programs import LedgerProgram, Numbers, Program, adamw, cosine, dataset, network
@@ -177,11 +179,33 @@ class Reads(Numbers):
         return super().__getitem__(index)
 
 
-def test_no_batch_is_loaded_in_vain_because_of_a_slice_of_others() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_no_batch_is_loaded_in_vain_because_of_a_slice_of_others(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Each worker loads the batches of the slices that it hands in, and no others, with one exception.
+
+    The slowest worker goes on in the last step when the others have left: it then has all slices of the step, and its
+    loader goes back to the first of them. The exception: a worker may begin a slice while weights of its version are
+    still on their way. If the others publish two versions meanwhile, these weights do not come any more, and the slice
+    is not handed in. ``late``: this happens once.
+    """
+    ranks: dict[int, int] = {}
+    dropped: Counter[int] = Counter()
+    settle = Weights.settle_slice
+
+    def settle_slice(self: Weights, used: frozenset[int]) -> bool:
+        right, version = settle(self, used), self.version
+        if late and ranks[id(self)] == SLOWEST and not dropped[SLOWEST]:
+            until("two versions of the others", lambda: cluster.stats()[0].version >= version + 2, 60.0)
+            right = False
+        dropped[ranks[id(self)]] += not right
+        return right
+
+    monkeypatch.setattr(Weights, "settle_slice", settle_slice)
     data = [Reads(SAMPLES) for _ in range(WORKERS)]
     seconds = [*[SLICE_S] * SLOWEST, 4 * SLICE_S]
 
     def script(ctx: Context) -> None:
+        ranks[id(ctx.engine.weights)] = ctx.rank
         model: Any = torch.nn.Linear(1, 1)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
         loader: Any = DataLoader(data[ctx.rank], batch_size=BATCH, shuffle=True)
@@ -196,8 +220,7 @@ def test_no_batch_is_loaded_in_vain_because_of_a_slice_of_others() -> None:
     with Cluster(WORKERS, 1, slices_per_step=SLICES) as cluster:
         cluster.train(script)
         slices = computed(cluster)
-    vain = [data[rank].reads - BATCH * n for rank, n in sorted(slices.items())]
-    # Others may finish a step while the slowest worker, on a busy machine, has just loaded its own next slice.
-    assert vain[:SLOWEST] == [0] * SLOWEST
-    assert 0 <= vain[SLOWEST] <= BATCH
+    assert dropped.total() >= late
+    read = {rank: BATCH * (count + dropped[rank]) for rank, count in slices.items()}
+    assert {rank: one.reads for rank, one in enumerate(data)} == read
     assert slices[SLOWEST] < slices[0]

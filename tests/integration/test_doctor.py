@@ -26,7 +26,7 @@ from paramserver.errors import ConfigError, NotLeaderError, ParamServerError
 from paramserver.machine import hosts
 from paramserver.machine.jobs import Job, publish_job
 from paramserver.machine.runtime import ENV_RUNTIME_DIR
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.pki import certs
 from paramserver.pki.security import load_security
 from paramserver.processes.alive import process_birth

@@ -14,7 +14,7 @@ from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.life import Ends, Phase
 from paramserver.core.job.membership import Joined, Member, Renewed, Role
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.transport.base import Caller, set_caller
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL

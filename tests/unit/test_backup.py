@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -25,7 +26,6 @@ from paramserver.core.versions.events import (
     Refuse,
 )
 from paramserver.core.versions.names import AsyncName, Name, SyncName
-from paramserver.core.versions.shard import ShardState
 
 SYNC, ASYNC = Consistency(Mode.SYNC), Consistency(Mode.ASYNC, 1)
 WORKERS = frozenset({1, 2})
@@ -61,7 +61,7 @@ class Pair:
             state = self.primary
             clocks = state.clocks_then()
             self.sent.append(
-                Forwarded(build.version - 1, self.calls, state.parts(), state.consistency, clocks, state.min_clock)
+                Forwarded(build.version - 1, self.calls, state.parts(), state.consistency, clocks, state.pulls.floor)
             )
         return builds
 
@@ -122,10 +122,10 @@ def test_a_backup_holds_two_versions_and_makes_no_third_one_beside_them() -> Non
         effects = pair.arrives()
         assert effects[:-1] == [DropVersion(version) for version in [step - 1] if version >= 0]
         assert isinstance(effects[-1], Build)
-        assert list(pair.backup.versions) == [step]
+        assert list(pair.backup.published.kept) == [step]
         pair.backup.handle(Built(step + 1))
-        assert list(pair.backup.versions) == [step, step + 1]
-    assert pair.primary.versions == (2, 3)
+        assert list(pair.backup.published.kept) == [step, step + 1]
+    assert pair.primary.published.kept == (2, 3)
 
 
 def test_the_clocks_of_the_primary_hold_workers_back_at_the_promoted_backup() -> None:
@@ -138,16 +138,15 @@ def test_the_clocks_of_the_primary_hold_workers_back_at_the_promoted_backup() ->
         pair.arrives()
         pair.backup.handle(Built(index + 1))
     pair.backup.handle(Promoted(ASYNC))
-    assert pair.backup.clocks == pair.primary.clocks == {1: 2, 2: 0}
+    assert pair.backup.pulls.clocks == pair.primary.pulls.clocks == {1: 2, 2: 0}
     assert pair.backup.handle(PullAsked(9, 1, AtClock(2), 0)) == [], "worker 2 is two slices behind"
     pair.backup.handle(MembersChanged(5, frozenset({1})))
-    assert pair.backup.parked == 0
+    assert len(pair.backup.pulls) == 0
 
 
 def test_a_mode_that_the_backup_was_not_told_of_comes_with_the_version() -> None:
     pair = Pair(SYNC)
     after = Consistency(Mode.ASYNC, 1, revision=3, from_version=0)
-    pair.primary.consistency = after
     pair.backup.handle(Forwarded(0, 7, (), after))
     pair.backup.handle(Built(1))
     assert pair.backup.consistency == after
@@ -209,6 +208,6 @@ def test_random_schedules(setting: Consistency, seed: int) -> None:
     assert not pair.backup.backup
     assert pair.backup.version >= published, f"seed {seed}"
     newest = pair.backup.version
-    assert newest == 0 or newest - 1 in pair.backup.versions, "the step before may be open at other shards"
+    assert newest == 0 or newest - 1 in pair.backup.published.kept, "the step before may be open at other shards"
     rows = pair.primary.ledger.rows()
     assert pair.backup.ledger.rows()[: len(rows)] == rows, "in the same order"

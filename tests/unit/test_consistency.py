@@ -14,8 +14,8 @@ from paramserver.core.versions.consistency import (
     Offer,
     PerContribution,
     PerStep,
+    Policies,
     Verdict,
-    policies,
 )
 from paramserver.core.versions.names import AsyncName, SyncName
 
@@ -40,28 +40,29 @@ def test_settings_in_words(setting: Consistency, text: str) -> None:
 
 
 def test_a_setting_chooses_both_policies() -> None:
-    gate, combine = policies(Consistency(Mode.SYNC, 3), History())
-    assert (gate, type(combine)) == (None, PerStep)
-    gate, combine = policies(Consistency(Mode.ASYNC, 3), History())
-    assert (gate, type(combine)) == (Bounded(3), PerContribution)
+    both = Policies(Consistency(Mode.SYNC, 3), History())
+    assert (both.gate, type(both.combine)) == (None, PerStep)
+    both = Policies(Consistency(Mode.ASYNC, 3), History())
+    assert (both.gate, type(both.combine)) == (Bounded(3), PerContribution)
+
+
+def test_another_bound_leaves_queued_contributions_in_the_queue() -> None:
+    both = Policies(Consistency(Mode.ASYNC, 3), History())
+    before = both.combine
+    assert not both.change(Consistency(Mode.ASYNC, 1))
+    assert (both.gate, both.combine) == (Bounded(1), before)
+    assert both.change(Consistency(Mode.SYNC))
+    assert (both.gate, type(both.combine)) == (None, PerStep)
 
 
 @pytest.mark.parametrize(
-    ("staleness", "clock", "clocks", "admitted"),
-    [
-        (0, 0, {1: 0, 2: 0}, True),
-        (0, 1, {1: 1, 2: 0}, False),
-        (0, 1, {1: 1, 2: 1}, True),
-        (3, 3, {1: 3, 2: 0}, True),
-        (3, 4, {1: 4, 2: 0}, False),
-        (3, 4, {}, True),
-        (None, 1000, {1: 1000, 2: 0}, True),
-    ],
+    ("staleness", "clock", "slowest", "admitted"),
+    [(0, 0, 0, True), (0, 1, 0, False), (0, 1, 1, True), (3, 3, 0, True), (3, 4, 0, False), (None, 1000, 0, True)],
 )
 def test_the_bound_is_on_the_distance_to_the_slowest(
-    staleness: int | None, clock: int, clocks: dict[int, int], admitted: bool
+    staleness: int | None, clock: int, slowest: int, admitted: bool
 ) -> None:
-    assert Bounded(staleness).admits(clock, clocks) is admitted
+    assert Bounded(staleness).admits(clock, slowest) is admitted
 
 
 def test_a_step_is_taken_once_and_only_when_it_is_complete() -> None:

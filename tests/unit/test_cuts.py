@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.cuts import MOST_MISSING, Marks, lacking, united
 from paramserver.core.versions.events import (
@@ -28,7 +29,6 @@ from paramserver.core.versions.events import (
 )
 from paramserver.core.versions.names import AsyncName, Name, SyncName
 from paramserver.core.versions.ranges import RangeSet, minus
-from paramserver.core.versions.shard import ShardState
 
 ASYNC = Consistency(Mode.ASYNC, None)
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from paramserver.core.versions.events import Part
 from paramserver.core.versions.ledger import Account, Ledger, Row, ShardLedger, accounts
 from paramserver.core.versions.names import AsyncName, Name, SyncName
 from paramserver.core.work.slices import DataSpec, SyncSchedule
@@ -21,7 +22,7 @@ def sync(step: int, lo: int, hi: int, worker: int) -> Row:
 def noted(kept: int, batches: list[tuple[list[Name], list[int]]]) -> Ledger:
     ledger = Ledger(kept)
     for names, workers in batches:
-        ledger.note(names, workers)
+        ledger.note([Part(name, worker) for name, worker in zip(names, workers, strict=True)])
     return ledger
 
 

@@ -13,7 +13,8 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.core.layout.plan import TensorSpec, make_layout, make_plan
-from paramserver.membership.session import JoinOptions, Session
+from paramserver.membership.joining import JoinOptions
+from paramserver.membership.session import Session
 from paramserver.transport.base import Channel
 from paramserver.transport.shm.segments import Segment
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2

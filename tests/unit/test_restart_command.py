@@ -12,7 +12,7 @@ from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.membership import Joined, Role
 from paramserver.core.job.seats import Facts, Gone
 from paramserver.errors import ProtocolError
-from paramserver.membership.session import restart_command
+from paramserver.membership.joining import restart_command
 from paramserver.v1 import types_pb2
 from tests.support.unit.joins import request, with_job
 

@@ -15,9 +15,9 @@ from paramserver.checkpoint.manifest import checkpoint_name
 from paramserver.checkpoint.place import Inside, Place
 from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.core.layout.plan import Chunk, TensorSpec
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.names import SyncName
-from paramserver.core.versions.shard import ShardState
 from paramserver.errors import CheckpointError, GoneError, ParamServerError, UnavailableError
 from paramserver.frames import AnyFrame
 from paramserver.server.saving.restoring import restore

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from paramserver.core.shards.published import KEPT_VERSIONS
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Missing, Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -34,7 +36,6 @@ from paramserver.core.versions.events import (
     WentIdle,
 )
 from paramserver.core.versions.names import AsyncName, SyncName
-from paramserver.core.versions.shard import KEPT_VERSIONS, ShardState
 
 ACCEPTED, DUPLICATE = Outcome.ACCEPTED, Outcome.DUPLICATE
 TIMELINE = 1
@@ -212,20 +213,20 @@ def test_a_pull_waits_for_its_version(sync: ShardState) -> None:
     assert sync.handle(pull(3, AtLeast(1))) == []
     assert sync.handle(pull(4, Exactly(1), worker=2)) == []
     assert sync.handle(pull(5, AtLeast(2))) == []
-    assert sync.parked == 3
+    assert len(sync.pulls) == 3
     sync.handle(node(6, 0, 0, 1, of=1))
     assert sync.handle(Built(1)) == [AnswerPull(3, 1), AnswerPull(4, 1)]
-    assert sync.parked == 1
+    assert len(sync.pulls) == 1
 
 
 def test_the_last_versions_are_kept_and_older_ones_are_gone(sync: ShardState) -> None:
     assert KEPT_VERSIONS == 2
     do_step(sync, 0)
-    assert sync.versions == (0, 1)
+    assert sync.published.kept == (0, 1)
     assert sync.handle(pull(1, Exactly(0))) == [AnswerPull(1, 0)]
     sync.handle(node(2, 1, 0, 1, of=1))
     assert sync.handle(Built(2)) == [DropVersion(0)]
-    assert sync.versions == (1, 2)
+    assert sync.published.kept == (1, 2)
     effects = sync.handle(pull(3, Exactly(0)))
     assert effects == [Refuse(3, Refusal.GONE, "version 0 is dropped, the newest is 2")]
     assert sync.handle(pull(4, AtLeast(0))) == [AnswerPull(4, 2)]
@@ -243,7 +244,7 @@ def test_nothing_is_answered_before_there_is_a_version() -> None:
     state = ShardState(Consistency(Mode.SYNC), (1,))
     assert state.handle(PullAsked(1, 1, Latest(), timeline=0)) == []
     assert state.handle(Activated(timeline=3, version=7)) == [AnswerPull(1, 7)]
-    assert (state.version, state.versions, state.timeline) == (7, (7,), 3)
+    assert (state.version, state.published.kept, state.timeline) == (7, (7,), 3)
     late = Arrived(2, SyncName(6, 0, 1, 1), 102, worker=1, timeline=3)
     assert state.handle(late) == [DropBuffer(102), AnswerPush(2, DUPLICATE, 7)]
     state.check_invariants()
@@ -259,7 +260,7 @@ def test_who_is_member_no_more_is_told_so(sync: ShardState) -> None:
     effects = sync.handle(MembersChanged(3, frozenset({2})))
     assert effects == [Refuse(1, Refusal.FENCED, "this worker is no longer a member: register again")]
     assert sync.handle(MembersChanged(2, frozenset())) == []
-    assert (sync.generation, sync.parked) == (3, 1)
+    assert (sync.generation, len(sync.pulls)) == (3, 1)
 
 
 def test_a_late_push_of_somebody_given_up_counts_if_its_slice_is_open(sync: ShardState) -> None:
@@ -320,9 +321,9 @@ def test_the_fastest_waits_for_the_slowest(ssp: ShardState) -> None:
     assert ssp.handle(pull(4, AtClock(1), worker=1)) == [AnswerPull(4, 1)]
     work(ssp, 5, worker=1, clock=1)
     assert ssp.handle(pull(6, AtClock(2), worker=1)) == []
-    assert (ssp.holding_back(), ssp.parked, ssp.clocks) == ((2,), 1, {1: 2, 2: 0})
+    assert (ssp.pulls.slowest_workers(), len(ssp.pulls), ssp.pulls.clocks) == ((2,), 1, {1: 2, 2: 0})
     assert work(ssp, 7, worker=2, clock=0) == [AnswerPush(7, ACCEPTED, 3), AnswerPull(6, 3, min_clock=1)]
-    assert ssp.max_clock_spread == 1
+    assert ssp.pulls.max_spread == 1
 
 
 def test_all_parked_pulls_within_the_new_minimum_are_answered(make: Make) -> None:
@@ -337,7 +338,7 @@ def test_all_parked_pulls_within_the_new_minimum_are_answered(make: Make) -> Non
         AnswerPull(2, 1, min_clock=1),
         AnswerPull(3, 1, min_clock=1),
     ]
-    assert state.parked == 1
+    assert len(state.pulls) == 1
 
 
 def test_removing_the_slowest_lets_the_others_go(ssp: ShardState) -> None:
@@ -353,7 +354,7 @@ def test_who_has_nothing_to_do_holds_nobody_back(ssp: ShardState) -> None:
     assert ssp.handle(WentIdle(1)) == [AnswerPull(2, 0, min_clock=5)]
     assert ssp.handle(WentIdle(1)) == []
     assert ssp.handle(pull(3, Joining(), worker=1)) == [AnswerPull(3, 0, min_clock=5)]
-    assert ssp.clocks == {1: 5, 2: 5}
+    assert ssp.pulls.clocks == {1: 5, 2: 5}
 
 
 def test_a_pull_left_over_from_before_does_not_wake_the_idle(ssp: ShardState) -> None:
@@ -362,9 +363,9 @@ def test_a_pull_left_over_from_before_does_not_wake_the_idle(ssp: ShardState) ->
     ssp.handle(pull(2, AtClock(5), worker=2))
     assert ssp.handle(WentIdle(2)) == []
     work(ssp, 3, worker=1, clock=0)
-    assert ssp.clocks == {1: 1}
+    assert ssp.pulls.clocks == {1: 1}
     ssp.handle(CallGone(2))
-    assert ssp.parked == 0
+    assert len(ssp.pulls) == 0
 
 
 def test_a_newcomer_starts_at_the_slowest_clock_which_never_moves_back(make: Make) -> None:
@@ -374,16 +375,16 @@ def test_a_newcomer_starts_at_the_slowest_clock_which_never_moves_back(make: Mak
     assert state.handle(pull(2, Joining(), worker=2)) == [AnswerPull(2, 0, min_clock=4)]
     state.handle(WentIdle(1))
     state.handle(WentIdle(2))
-    assert (state.min_clock, state.clocks) == (4, {})
+    assert (state.pulls.floor, state.pulls.clocks) == (4, {})
     assert state.handle(pull(3, AtClock(1), worker=3)) == [AnswerPull(3, 0, min_clock=4)]
-    assert state.clocks == {3: 4}
+    assert state.pulls.clocks == {3: 4}
 
 
 def test_a_newcomer_waits_until_the_shard_has_heard_of_it(ssp: ShardState) -> None:
     assert ssp.handle(pull(1, Joining(), worker=3)) == []
-    assert ssp.clocks == {}, "and holds nobody back meanwhile"
+    assert ssp.pulls.clocks == {}, "and holds nobody back meanwhile"
     assert ssp.handle(MembersChanged(2, frozenset({1, 2, 3}))) == [AnswerPull(1, 0)]
-    assert ssp.clocks == {3: 0}
+    assert ssp.pulls.clocks == {3: 0}
 
 
 def test_newcomers_that_waited_enter_together(make: Make) -> None:
@@ -392,7 +393,7 @@ def test_newcomers_that_waited_enter_together(make: Make) -> None:
     state.handle(pull(1, AtClock(9), worker=1))
     state.handle(pull(2, AtClock(5), worker=2))
     assert state.handle(MembersChanged(2, frozenset({1, 2}))) == [AnswerPull(2, 0, min_clock=5)]
-    assert state.clocks == {1: 9, 2: 5}
+    assert state.pulls.clocks == {1: 9, 2: 5}
 
 
 def test_late_copies_do_not_move_clocks_back(ssp: ShardState) -> None:
@@ -402,7 +403,7 @@ def test_late_copies_do_not_move_clocks_back(ssp: ShardState) -> None:
     ssp.handle(pull(3, AtClock(1), worker=1))
     assert ssp.handle(pull(4, AtClock(0), worker=1)) == [AnswerPull(4, 1, min_clock=1)]
     assert ssp.handle(piece(5, 100, worker=1, clock=0)) == [DropBuffer(105), AnswerPush(5, DUPLICATE, 1)]
-    assert ssp.clocks == {1: 1}
+    assert ssp.pulls.clocks == {1: 1}
 
 
 def test_a_slice_that_somebody_else_brought_counts_for_the_clock_all_the_same(ssp: ShardState) -> None:
@@ -412,14 +413,14 @@ def test_a_slice_that_somebody_else_brought_counts_for_the_clock_all_the_same(ss
     ssp.handle(piece(3, 7, worker=2, clock=0))
     ssp.handle(Built(1))
     assert ssp.handle(piece(4, 7, worker=1, clock=0)) == [DropBuffer(104), AnswerPush(4, DUPLICATE, 1)]
-    assert ssp.clocks == {1: 1, 2: 1}
+    assert ssp.pulls.clocks == {1: 1, 2: 1}
 
 
 def test_unbounded_lets_everybody_go(make: Make) -> None:
     state = make(Mode.ASYNC, None)
     state.handle(pull(1, Joining(), worker=1))
     assert state.handle(pull(2, AtClock(1000), worker=2)) == [AnswerPull(2, 0)]
-    assert state.max_clock_spread == 1000
+    assert state.pulls.max_spread == 1000
 
 
 def test_strangers_neither_hold_back_nor_are_let_in(ssp: ShardState) -> None:
@@ -429,7 +430,7 @@ def test_strangers_neither_hold_back_nor_are_let_in(ssp: ShardState) -> None:
     assert ssp.handle(pull(1, AtClock(0), worker=1)) == [Refuse(1, Refusal.FENCED, no_member)]
     assert ssp.handle(pull(3, Joining(), worker=3)) == []
     assert work(ssp, 2, worker=1, clock=0) == [AnswerPush(2, ACCEPTED, 1)]
-    assert ssp.clocks == {}
+    assert ssp.pulls.clocks == {}
 
 
 # ---- faults of the shell
@@ -456,33 +457,33 @@ def made(state: ShardState, step: int) -> list[Effect]:
 
 def test_nobody_gets_the_version_at_which_a_shard_stands(sync: ShardState) -> None:
     assert sync.handle(StandsAt(1, 2)) == []
-    assert sync.stands(1, 2)
+    assert sync.published.stands(1, 2)
     sync.handle(pull(1, AtLeast(2)))
     sync.handle(pull(2, Exactly(2)))
     made(sync, 0)
     effects = made(sync, 1)
     assert not any(isinstance(effect, AnswerPull) for effect in effects)
-    assert sync.at_stand
+    assert sync.published.at_stand
     assert sync.handle(pull(3, Latest())) == [AnswerPull(3, 1)]
     assert sync.handle(pull(4, AtLeast(0))) == [AnswerPull(4, 1)]
     assert sync.handle(PlanSettled(0)) == []
     assert sync.handle(PlanSettled(1)) == [AnswerPull(1, 2), AnswerPull(2, 2)]
-    assert not sync.at_stand
+    assert not sync.published.at_stand
 
 
 def test_a_shard_stands_only_at_a_version_that_it_has_not_begun(sync: ShardState) -> None:
     sync.handle(node(1, 0, 0, 2))
     sync.handle(StandsAt(1, 1))
-    assert not sync.stands(1, 1)
+    assert not sync.published.stands(1, 1)
     sync.handle(StandsAt(1, 2))
-    assert sync.stands(1, 2)
+    assert sync.published.stands(1, 2)
     sync.handle(Built(1))
 
 
 def test_a_late_message_about_a_settled_plan_changes_nothing(sync: ShardState) -> None:
     sync.handle(PlanSettled(3))
     sync.handle(StandsAt(3, 5))
-    assert not sync.stands(3, 5)
+    assert not sync.published.stands(3, 5)
     sync.handle(StandsAt(4, 5))
     sync.handle(PlanSettled(3))
-    assert sync.stands(4, 5)
+    assert sync.published.stands(4, 5)

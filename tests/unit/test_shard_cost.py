@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.shards.clocks import Clocks
+from paramserver.core.shards.published import Published
+from paramserver.core.shards.pulls import Pulls
+from paramserver.core.shards.shard import ShardState
+from paramserver.core.versions.consistency import Consistency, Mode, Policies
 from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
@@ -17,8 +23,6 @@ from paramserver.core.versions.events import (
     PullAsked,
 )
 from paramserver.core.versions.names import AsyncName, SyncName
-from paramserver.core.versions.pulls import Pulls, Standing
-from paramserver.core.versions.shard import ShardState
 
 WORKERS = 100
 
@@ -29,9 +33,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[PullAsked]:
     found: list[PullAsked] = []
     right = Pulls._answer
 
-    def answer(self: Pulls, stands: Standing, pull: PullAsked) -> Effect | None:
+    def answer(self: Pulls, published: Published, policies: Policies, pull: PullAsked) -> Effect | None:
         found.append(pull)
-        return right(self, stands, pull)
+        return right(self, published, policies, pull)
 
     monkeypatch.setattr(Pulls, "_answer", answer)
     return found
@@ -67,3 +71,16 @@ def test_a_pull_at_a_clock_is_looked_at_when_it_comes_and_when_the_slowest_clock
     assert answered == WORKERS
     # The last one moves the slowest clock with its contribution, when the others' pulls are parked.
     assert len(looks) == 2 * WORKERS - 1
+
+
+def test_the_slowest_clock_is_known_after_each_change() -> None:
+    """Random changes, so that the slowest worker goes on, leaves, or is one of several."""
+    clocks, chance = Clocks(), random.Random(7)
+    for _ in range(3000):
+        worker = chance.randrange(6)
+        if chance.random() < 0.1:
+            clocks.drop(worker)
+        else:
+            clocks.raise_to(worker, max(clocks.of.values(), default=0) + chance.randrange(-3, 2))
+        assert clocks.slowest == min(clocks.of.values(), default=None)
+    assert max(clocks.of.values()) > 100, "the clocks stood still"

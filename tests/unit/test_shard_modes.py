@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -32,7 +33,6 @@ from paramserver.core.versions.events import (
     Want,
 )
 from paramserver.core.versions.names import AsyncName, Name, SyncName
-from paramserver.core.versions.shard import ShardState
 
 ACCEPTED, DUPLICATE = Outcome.ACCEPTED, Outcome.DUPLICATE
 TO_ASYNC = Consistency(Mode.ASYNC, 1, revision=1, from_version=1)
@@ -79,7 +79,7 @@ def without_reason(effects: list[Effect]) -> list[Effect]:
 
 
 def scheduled(state: ShardState) -> Consistency | None:
-    return state.scheduled
+    return state.changeover.scheduled
 
 
 def do(state: ShardState, call: int, name: Name) -> None:
@@ -155,7 +155,7 @@ def test_a_drained_shard_becomes_synchronous_at_once(ssp: ShardState) -> None:
     assert ssp.handle(pull(3, AtClock(5), worker=2)) == []
     assert ssp.handle(ConsistencyPrepared(replace(TO_SYNC, from_version=1))) == []
     assert without_reason(ssp.handle(ConsistencyCommitted(1))) == [Refuse(3, Refusal.STALE, "")]
-    assert (ssp.consistency.mode, ssp.clocks) == (Mode.SYNC, {})
+    assert (ssp.consistency.mode, ssp.pulls.clocks) == (Mode.SYNC, {})
     assert without_reason(ssp.handle(pull(4, Joining()))) == [Refuse(4, Refusal.STALE, "")]
     assert ssp.handle(push(5, step(1))) == [AnswerPush(5, ACCEPTED, 1), build(2, step(1), 105)]
     ssp.handle(Built(2))
@@ -236,7 +236,7 @@ def test_another_bound_lets_those_go_who_waited(ssp: ShardState) -> None:
     ssp.handle(ConsistencyPrepared(looser))
     assert ssp.handle(push(4, AsyncName(0, 1), clock=1)) == []
     assert ssp.handle(ConsistencyCommitted(1)) == [AnswerPull(2, 0)]
-    assert (ssp.consistency, ssp.clocks) == (looser, {1: 0, 2: 3})
+    assert (ssp.consistency, ssp.pulls.clocks) == (looser, {1: 0, 2: 3})
     assert ssp.handle(Built(1)) == [AnswerPush(3, ACCEPTED, 1), build(2, AsyncName(0, 1), 104)]
     assert ssp.handle(Built(2)) == [AnswerPush(4, ACCEPTED, 2), DropVersion(0)]
 

@@ -54,7 +54,7 @@ class Parts:
         return {name: count for name, count in found.items() if count}
 
     def recorded(self) -> list[Recorded]:
-        """What each process has recorded."""
+        """The recording of each process."""
         coordinator = next((parts[0].clock for (name, _, _), parts in self._parts.items() if name == "coordinator"), "")
         return [
             Recorded(name, pid, host, _spans(parts), align(_samples(name, parts), _same(name, parts, coordinator)))

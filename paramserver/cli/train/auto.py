@@ -135,7 +135,7 @@ def auto(
 
 
 def _decided(settings: Settings, placed: Placed) -> Mapping[str, object]:
-    """What follows from the task, beside what a person has set."""
+    """The settings that follow from the task, for all that the user has not set."""
     cluster = settings.cluster
     values: dict[str, object] = {"cluster.coordinator": placed.coordinator, "cluster.workers": placed.workers}
     if not cluster.job:

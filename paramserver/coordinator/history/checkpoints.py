@@ -101,7 +101,7 @@ class Checkpoints:
 
     @property
     def _core(self) -> Checkpointing:
-        """What becomes of versions, on the present timeline."""
+        """The state machine of checkpoints. It begins anew if the job has gone on to another timeline."""
         if self._machine.timeline != self._job.timeline:
             self._machine.begin(self._job.timeline)
         return self._machine

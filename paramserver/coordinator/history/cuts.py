@@ -49,7 +49,7 @@ _HELD_S = 20.0
 
 
 class Versions(Protocol):
-    """What becomes of the versions that shards copy; see `coordinator.history.checkpoints`."""
+    """The part of the job that knows which copied versions are checkpoints (`coordinator.history.checkpoints`)."""
 
     def saved(self, version: int) -> bool:
         """Whether the version is a checkpoint."""

@@ -13,7 +13,7 @@ from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.coordinator.options import JobOptions
 from paramserver.core.work.loading import Load, Place
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_from_proto, data_from_proto, schedule_from_proto
 

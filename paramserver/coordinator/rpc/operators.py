@@ -14,7 +14,7 @@ from paramserver.coordinator.rpc.status import status_page
 from paramserver.coordinator.work.accounts import account
 from paramserver.core.job.life import Ends, Phase
 from paramserver.core.job.membership import Role
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.bounds import patience
 from paramserver.wire.messages import PROTOCOL, consistency_to_proto

@@ -44,7 +44,7 @@ class _Job(ports.Stage, Protocol):
 
 @dataclass(slots=True)
 class _State:
-    """What one worker brings, or has brought, at one version."""
+    """The state of one registered object, as one worker brings or has brought it at one version."""
 
     number: int
     member: int

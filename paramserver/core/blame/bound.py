@@ -28,7 +28,7 @@ class AtBound:
         self._waits.append(blamed)
 
     def chronic(self, now: float) -> str:
-        """Who holds the others up, in words; empty: nobody, or the data does not say why."""
+        """The worker that holds the others up, in words; empty: no worker, or the data does not say why."""
         while self._waits and self._waits[0].at < now - _WINDOW_S:
             self._waits.popleft()
         lasted = min(_WINDOW_S, now - self._began) if self._began is not None else 0.0

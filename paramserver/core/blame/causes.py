@@ -12,7 +12,7 @@ SHARE = 0.6
 
 
 class Cause(enum.StrEnum):
-    """What a worker or a server was kept by."""
+    """The cause of a worker's or a server's delay."""
 
     DATA = "its data loader"
     COMPUTE = "its computation"

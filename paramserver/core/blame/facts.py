@@ -79,7 +79,7 @@ class Worked:
 
 
 def under_way(step: int, spent: Spent, phase: str, silent: float, first: bool) -> Worked:
-    """What a worker says of a slice that it has not handed in. ``silent``: for so long it has said nothing more."""
+    """The times of a slice that a worker has not handed in. ``silent``: the seconds since the worker's last report."""
     if phase in PHASES:
         spent = replace(spent, **{phase: getattr(spent, phase) + silent})
     paused = spent.paused + (silent if silent >= SILENT_S else 0.0)

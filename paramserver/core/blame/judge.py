@@ -187,7 +187,7 @@ class Judge:
         return Blamed(late.step, late.straggled, name, finding.cause, finding.seconds, late.lo, late.hi, at=now)
 
     def _chronic(self, evidence: _Evidence) -> str:
-        """Who holds up most of the last steps, in words."""
+        """The worker that holds up most of the last steps, in words."""
         of = len(self._many)
         if of < _LEAST_MANY:
             return ""
@@ -227,7 +227,7 @@ def _judge_held(held: Held, evidence: _Evidence, now: float) -> Blamed:
 
 
 class _Evidence:
-    """What workers say of their time; each is read at most once per look."""
+    """The times that workers report; the report of a worker is read at most once per look."""
 
     def __init__(self, names: Mapping[int, str], records: Records) -> None:
         self.names = names

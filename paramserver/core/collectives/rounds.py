@@ -19,7 +19,7 @@ MAX_RANKS = 65_536
 
 
 class RoundsError(ValueError):
-    """What a rank asks for cannot be; the text says why, in words for the user."""
+    """The request of a rank is refused; the text says why, in words for the user."""
 
 
 class StepOverError(RoundsError):
@@ -73,7 +73,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody will ask for these rounds again."""
+    """No rank will ask for these rounds again."""
 
     names: tuple[RoundName, ...]
 

@@ -98,7 +98,7 @@ class HostWeights:
         return self._slots.used
 
     def handle(self, event: Event) -> list[Effect]:
-        """What is to be done now."""
+        """Take an event in; return the effects, in order."""
         match event:
             case Wants(reader, call, _, reading):
                 if reader not in self._readers:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LrScaling:
-    """What all learning rates are multiplied by.
+    """The factor of all learning rates.
 
     ``rule``: "none", "linear" or "sqrt". ``base_slices``: the number of slices that the script's learning rates are
     for. ``warmup_steps``: how many updates it takes from factor 1 to the whole factor.

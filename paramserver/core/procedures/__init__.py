@@ -1,1 +1,1 @@
-"""What takes a coordinator several messages, as state machines: going back, moving shards, changes, checkpoints."""
+"""Procedures of several messages of the coordinator: going back, moving shards, changes, checkpoints."""

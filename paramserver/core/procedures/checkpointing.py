@@ -17,7 +17,7 @@ CHANGED_S = 120.0
 
 
 class Copy(enum.Enum):
-    """What a shard says of its copy of a version."""
+    """The state of a shard's copy of a version, as the shard reports it."""
 
     WRITING = enum.auto()
     SAVED = enum.auto()
@@ -157,7 +157,7 @@ class SayLost:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """It is known what has become of these versions: servers let go of their copies."""
+    """These versions are saved or given up: servers let go of their copies."""
 
     versions: tuple[int, ...]
 
@@ -325,7 +325,7 @@ class Checkpointing:
         return (Release((version,)), Sweep(version))
 
     def _forget(self, version: int) -> None:
-        """What was heard of this version and earlier ones is not needed any more."""
+        """Forget all reports on this version and earlier ones."""
         for other in [other for other in self._parts if other <= version]:
             del self._parts[other]
             if self._states.get(other) is State.COPIED:

@@ -1,4 +1,4 @@
-"""Replicated shards: each server is brought to the placement that `Holders` decides, whoever is slow or dies meanwhile.
+"""Replicated shards: each server is brought to the placement that `Holders` decides, also if servers are slow or die.
 
 A server gets one command at a time, and no server waits for another one. A placement is written down before a server
 hears of it, so that another coordinator goes on with it. A backup is ready before its primary hears of it.

@@ -19,7 +19,7 @@ _RETRY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the record of the job says beside its members.
+    """The record of the job, without its members.
 
     ``model``: a model is registered. ``described``: its description was found. ``ready``: version 0 was published.
     ``loading``: a ``ctx.load`` is under way. ``recovering``: the job goes back. ``servers``: how many hold the model.
@@ -39,7 +39,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a server says of one shard. ``recorded``: it is a shard of the model in the record."""
+    """The report of a server on one shard. ``recorded``: the shard belongs to the model in the record."""
 
     shard: int
     incarnation: int

@@ -1,4 +1,4 @@
-"""The values that scripts log become one value per name and step, whoever has computed the slices of the step.
+"""The values that scripts log become one value per name and step, the same for any workers of its slices.
 
 Rules: the last value of a name in a slice counts; the value of a step is the mean over its slices, weighted by samples.
 A value from outside of slices counts with weight 1 for its worker. A step is *closed* when no worker can add to it.

@@ -24,7 +24,7 @@ _ROLES = ("coordinator", "server", "worker")
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What one process has recorded, by its own clock."""
+    """The spans of one process, by its own clock."""
 
     name: str
     pid: int

@@ -1,4 +1,4 @@
-"""Whose turn it is: the optimizer steps that a script makes on one batch, in their order. Pure."""
+"""Turns: the optimizer steps that a script makes on one batch, in their order. Pure."""
 
 from __future__ import annotations
 

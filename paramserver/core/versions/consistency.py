@@ -11,7 +11,8 @@ A shard asks its policies, and asks which mode it is only where the mode changes
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -79,6 +80,9 @@ class Offer:
     first: int = 0
 
 
+_ACCEPTED, _DUPLICATE = Offer(Verdict.ACCEPTED), Offer(Verdict.DUPLICATE)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The contributions that make the next version, in the order in which they are combined."""
@@ -143,12 +147,9 @@ class Bounded:
 
     staleness: int | None
 
-    def admits(self, clock: int, clocks: Mapping[int, int]) -> bool:
-        """May a worker that has finished ``clock`` slices begin the next? ``clocks``: those of all active workers.
-
-        True if the slowest of them has finished at least ``clock - staleness`` slices.
-        """
-        return self.staleness is None or not clocks or clock - min(clocks.values()) <= self.staleness
+    def admits(self, clock: int, slowest: int) -> bool:
+        """Whether a worker that has finished ``clock`` slices may begin the next. ``slowest``: the slowest clock."""
+        return self.staleness is None or clock - slowest <= self.staleness
 
 
 @dataclass(slots=True)
@@ -159,7 +160,7 @@ class History:
     # Synchronous steps below this number are published.
     steps_done: int = 0
     # Asynchronous slices that are in a published version, by epoch.
-    slices_done: dict[int, RangeSet] = field(default_factory=dict)
+    slices_done: defaultdict[int, RangeSet] = field(default_factory=lambda: defaultdict(RangeSet))
 
     def has(self, name: Name) -> bool:
         """True if the work of this name has been counted in a published version."""
@@ -185,7 +186,7 @@ class PerStep:
     def offer(self, name: Name, buffer: int) -> Offer:
         """Accept each slice of the open step once; a larger node replaces the smaller ones that it contains."""
         if self._history.has(name):
-            return Offer(Verdict.DUPLICATE)
+            return _DUPLICATE
         if isinstance(name, AsyncName):
             return Offer(Verdict.STALE, f"the job is synchronous now, but {name} is an asynchronous contribution")
         if name.step > self._history.version:
@@ -202,13 +203,13 @@ class PerStep:
         if name.of != self._of:
             return Offer(Verdict.MALFORMED, f"{name} says the step has {name.of} slices, earlier ones said {self._of}")
         if self._taken:
-            return Offer(Verdict.DUPLICATE)
+            return _DUPLICATE
         contained = self._reducer.add((name.lo, name.hi))
         if contained is None:
-            return Offer(Verdict.DUPLICATE)
+            return _DUPLICATE
         dropped = tuple(self._buffers.pop(node) for node in contained)
         self._buffers[(name.lo, name.hi)] = buffer
-        return Offer(Verdict.ACCEPTED, dropped=dropped)
+        return Offer(Verdict.ACCEPTED, dropped=dropped) if dropped else _ACCEPTED
 
     def take(self, only: Collection[Name] | None = None) -> Batch | None:
         """All slices of the step, by slice index, once none is missing. Every version is a cut."""
@@ -252,20 +253,21 @@ class PerContribution:
     def offer(self, name: Name, buffer: int) -> Offer:
         """Accept each slice once, from any worker."""
         if self._history.has(name):
-            return Offer(Verdict.DUPLICATE)
+            return _DUPLICATE
         if isinstance(name, SyncName):
             return Offer(Verdict.STALE, f"the job is asynchronous now, but {name} is a synchronous contribution")
-        if (first := self._queue.get(name)) is not None:
-            return Offer(Verdict.QUEUED, first=first)
-        self._queue[name] = buffer
-        return Offer(Verdict.ACCEPTED)
+        first = self._queue.setdefault(name, buffer)
+        return _ACCEPTED if first == buffer else Offer(Verdict.QUEUED, first=first)
 
     def take(self, only: Collection[Name] | None = None) -> Batch | None:
         """The oldest contribution that is not applied yet, of those that may be now."""
         if self._taken is not None:
             return None
-        self._taken = next((name for name in self._queue if only is None or name in only), None)
-        return Batch((self._taken,), (self._queue[self._taken],)) if self._taken is not None else None
+        for name, buffer in self._queue.items():
+            if only is None or name in only:
+                self._taken = name
+                return Batch((name,), (buffer,))
+        return None
 
     def built(self) -> None:
         """The contribution is applied, and from now on a duplicate."""
@@ -278,15 +280,37 @@ class PerContribution:
         """The contributions are applied, and from now on duplicates."""
         for name in names:
             if isinstance(name, AsyncName):
-                self._history.slices_done.setdefault(name.epoch, RangeSet()).add(name.index)
+                self._history.slices_done[name.epoch].add(name.index)
 
     def missing(self) -> Missing | None:
         """Nothing: every request is served."""
         return None
 
 
-def policies(consistency: Consistency, history: History) -> tuple[Bounded | None, Combine]:
-    """The gate (None: synchronous) and the way to combine of a setting."""
-    if consistency.mode is Mode.SYNC:
-        return None, PerStep(history)
-    return Bounded(consistency.staleness), PerContribution(history)
+class Policies:
+    """The setting in force, its gate (None: synchronous), and its way to combine. ``history`` outlives changes."""
+
+    def __init__(self, consistency: Consistency, history: History) -> None:
+        self._history = history
+        # No worker may pass the gate for now.
+        self.held_back = False
+        self.begin(consistency)
+
+    def begin(self, consistency: Consistency) -> None:
+        """Take a setting into force with nothing queued."""
+        self.consistency = consistency
+        self.gate: Bounded | None
+        self.combine: Combine
+        if consistency.mode is Mode.SYNC:
+            self.gate, self.combine = None, PerStep(self._history)
+        else:
+            self.gate, self.combine = Bounded(consistency.staleness), PerContribution(self._history)
+
+    def change(self, consistency: Consistency) -> bool:
+        """Take a setting into force; False if only the bound is another one, and queued contributions stay queued."""
+        if consistency.mode is not self.consistency.mode:
+            self.begin(consistency)
+            return True
+        self.consistency = consistency
+        self.gate = Bounded(consistency.staleness) if self.gate is not None else None
+        return False

@@ -20,6 +20,7 @@ Counted = Mapping[int, RangeSet]
 # More than this can hardly be under way; a shard that lacks so many has to catch up first.
 MOST_MISSING = 10_000
 _MARK_BYTES = 16
+_MARK_MASK = (1 << 8 * _MARK_BYTES) - 1
 
 
 @dataclass(slots=True)
@@ -70,8 +71,8 @@ class Marks:
         """A version was made of these."""
         for name in names:
             if isinstance(name, AsyncName):  # of a synchronous step all versions hold the same
-                digest = hashlib.blake2b(f"{name.epoch}/{name.index}".encode(), digest_size=_MARK_BYTES).digest()
-                self._newest = (self._newest + int.from_bytes(digest)) % (1 << 8 * _MARK_BYTES)
+                digest = hashlib.blake2b(b"%d/%d" % (name.epoch, name.index), digest_size=_MARK_BYTES).digest()
+                self._newest = self._newest + int.from_bytes(digest) & _MARK_MASK
         self._by_version[version] = self._newest
 
     def of(self, version: int) -> bytes:

@@ -129,7 +129,7 @@ Effect: TypeAlias = Add | Push | Drop | Answer
 
 @dataclass(slots=True)
 class _Worker:
-    """What is known of a worker. ``late``: it is not waited for."""
+    """The state of a worker of this host. ``late``: the sum does not wait for it."""
 
     step: int = -1
     range: Node = (0, 0)

@@ -10,7 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paramserver.core.versions.names import Name, SyncName
+from paramserver.core.versions.events import Arrived, Part
+from paramserver.core.versions.names import SyncName
 from paramserver.core.work.slices import DataSpec, Step, slice_samples
 
 # Contributions of which a shard keeps the details.
@@ -28,13 +29,14 @@ class Ledger:
         # Synchronous steps below this number are complete, and their details forgotten.
         self.folded_steps = 0
 
-    def note(self, names: Iterable[Name], workers: Iterable[int]) -> None:
-        """These contributions made a version; ``workers``: their workers, in the same order."""
-        for name, worker in zip(names, workers, strict=True):
+    def note(self, parts: Iterable[Part | Arrived]) -> None:
+        """These contributions made a version."""
+        for part in parts:
+            name = part.name
             if isinstance(name, SyncName):
-                self._rows.append((name.step, name.lo, name.hi, name.of, worker))
+                self._rows.append((name.step, name.lo, name.hi, name.of, part.worker))
             else:
-                self._rows.append((name.epoch, name.index, name.index + 1, 0, worker))
+                self._rows.append((name.epoch, name.index, name.index + 1, 0, part.worker))
         while len(self._rows) > self._kept:
             step, _, _, of, _ = self._rows.popleft()
             while of and self._rows and self._rows[0][0] == step and self._rows[0][3]:

@@ -38,7 +38,7 @@ class RangeSet:
         # Ranges first..last-1 overlap or touch the new one; they and it become a single range.
         first = bisect_left(self._stops, lo)
         last = bisect_right(self._starts, hi)
-        gone = sum(self._stops[i] - self._starts[i] for i in range(first, last))
+        gone = sum(self._stops[first:last]) - sum(self._starts[first:last])
         if first < last:
             lo, hi = min(lo, self._starts[first]), max(hi, self._stops[last - 1])
         self._starts[first:last] = [lo]

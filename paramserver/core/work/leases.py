@@ -30,7 +30,7 @@ class SliceLeases:
         self.slices_per_epoch = slices_per_epoch
         self.paused = False
         self._first_epoch = epoch
-        self._done: dict[int, RangeSet] = {epoch: RangeSet.from_ranges(done)}
+        self._done: defaultdict[int, RangeSet] = defaultdict(RangeSet, {epoch: RangeSet.from_ranges(done)})
         self._fresh: dict[int, int] = {}
         self._returned: dict[int, RangeSet] = {}
         # The worker of each slice, the slices of each worker, and how many slices of each epoch are held.
@@ -205,7 +205,7 @@ class SliceLeases:
         return len(self._done_of(epoch))
 
     def _done_of(self, epoch: int) -> RangeSet:
-        return self._done.setdefault(epoch, RangeSet())
+        return self._done[epoch]
 
     def _oldest_open(self) -> int:
         epoch = self._first_epoch

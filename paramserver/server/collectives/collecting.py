@@ -42,7 +42,7 @@ _LOST = (
 
 @dataclass(slots=True)
 class _Open:
-    """What a round holds beside its state: ``given``: contributions by rank. ``result``: parts by rank, or one part."""
+    """The bytes of an open round. ``given``: contributions by rank. ``result``: parts by rank, or one part."""
 
     result: asyncio.Future[Mapping[int, torch.Tensor]]
     given: dict[int, bytes] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class Collecting:
                 parts = {0: await self._process.arithmetic(lambda: reduce(terms.reduction, values))}
             if not found.result.done():
                 found.result.set_result(parts)
-        except Exception as error:  # whoever waits is told
+        except Exception as error:  # the ranks that wait for the result get the error
             self._fail(found, error)
 
     def _fail(self, found: _Open, error: Exception) -> None:

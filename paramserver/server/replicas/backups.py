@@ -34,7 +34,7 @@ _SAY_S = 5.0
 
 
 class Source(Protocol):
-    """What backups are given: the shard at its primary."""
+    """The shard at its primary, from which backups get chunks and versions."""
 
     @property
     def chunks(self) -> Mapping[int, Chunk]:
@@ -153,7 +153,7 @@ class Backups:
             backup.tasks.append(asyncio.create_task(self._catch_up(backup)))
 
     def _drop(self, backup: Backup) -> None:
-        """Nobody waits for this backup any more."""
+        """This backup is given up: its tasks end, and versions that waited for it go on."""
         for task in backup.tasks:
             task.cancel()
         for done in backup.waiting:

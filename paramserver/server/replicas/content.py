@@ -1,4 +1,4 @@
-"""What the messages to backups say: the content of the next version, and chunks as they are. Reads contents, too."""
+"""Messages to backups: the content of the next version, and chunks as they are. Backups read contents with it, too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paramserver.core.layout.plan import Chunk
-from paramserver.core.versions.shard import ShardState
+from paramserver.core.shards.shard import ShardState
 from paramserver.errors import ProtocolError
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.state import StateEntry
@@ -49,7 +49,7 @@ def forward_header(
         groups=groups_to_proto(leader.groups),
         schedule=leader.schedule,
         clocks=clocks_to_proto(state.clocks_then()),
-        min_clock=state.min_clock,
+        min_clock=state.pulls.floor,
         consistency=consistency_to_proto(state.consistency),
     )
 
@@ -62,7 +62,7 @@ def used_in(header: shard_pb2.ForwardHeader, tensors: ShardTensors) -> frozenset
 def contribution(
     header: shard_pb2.ForwardHeader, chunks: Mapping[int, Tensor], used: frozenset[int], hypers: Hyperparameters
 ) -> Contribution:
-    """What the primary has combined, as one contribution. Raises ProtocolError."""
+    """The sum that the primary has made, as one contribution. Raises ProtocolError."""
     if not header.parts:
         raise ProtocolError("a version that is made of nothing")
     return Contribution(

@@ -10,9 +10,9 @@ import structlog
 
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk, Plan
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import Activated, Event, Forwarded, Part, Promoted
-from paramserver.core.versions.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.replicas.backups import Backups
@@ -153,7 +153,7 @@ class Copies:
         return self.backups.content(version) if self.backups.follow else None
 
     def header(self, contributions: Sequence[Contribution]) -> shard_pb2.ForwardHeader | None:
-        """What the backups are told of the version in the making; None if there are none."""
+        """The message that tells backups about the version in the making; None if there are no backups."""
         shard = self._shard
         if not self.backups.follow:
             return None

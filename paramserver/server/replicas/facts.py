@@ -1,4 +1,4 @@
-"""What a shard has beside its tensors, as its primary tells a new backup."""
+"""Facts about a shard beside its tensors, as its primary tells them to a new backup."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paramserver.checkpoint.contents import ShardFacts
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency
-from paramserver.core.versions.shard import ShardState
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_from_proto, consistency_to_proto
@@ -68,8 +68,8 @@ def facts_to_proto(state: ShardState, tensors: ShardTensors, names: Mapping[int,
         ledger=ledger_of(state, names),
         consistency=consistency_to_proto(state.consistency),
         counted=state.marks.of(state.version),
-        clocks=clocks_to_proto(state.clocks),
-        min_clock=state.min_clock,
+        clocks=clocks_to_proto(state.pulls.clocks),
+        min_clock=state.pulls.floor,
     )
 
 

@@ -27,7 +27,7 @@ class _Shard(Protocol):
 
 
 class Following:
-    """What a backup has while it catches up. ``make`` is called in the thread for arithmetic."""
+    """The chunks that a backup has while it catches up. ``make`` is called in the thread for arithmetic."""
 
     def __init__(self, shard: _Shard) -> None:
         self._shard = shard

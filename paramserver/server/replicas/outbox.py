@@ -35,7 +35,7 @@ def outbox_arena(plan: Plan) -> Arena:
 
 
 class Content:
-    """What a version is made of, by chunk: what the optimizer applies.
+    """The content of a version: by chunk, the gradient that the optimizer applies.
 
     Call it for memory for a chunk, after :meth:`free`. ``lent``: the memory is the outbox, not this process's own.
     """

@@ -43,7 +43,7 @@ class Parcel(Protocol):
 
 
 class DraftParcel:
-    """What a draft is made of, chunk by chunk as they are made, until it is decided what becomes of the draft.
+    """The chunks of a draft on their way to a backup, until the shard decides whether the draft is the next version.
 
     ``wait_s``: the longest time that this takes.
     """
@@ -104,7 +104,7 @@ class DraftParcel:
 
 
 class ForwardParcel:
-    """What the next version of the chunks that a backup has is made of. ``lent``: it lies in the outbox.
+    """The content of the next version, for the chunks that a backup has. ``lent``: the content lies in the outbox.
 
     ``ahead``: the chunks of this draft were sent before. ``feed``: of a shard of a new plan; 0: of a backup.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from paramserver import errors
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.events import (
     ConsistencyAborted,
@@ -15,7 +16,6 @@ from paramserver.core.versions.events import (
     PlanSettled,
     StandsAt,
 )
-from paramserver.core.versions.shard import ShardState
 from paramserver.server.replicas.facts import epoch_slices
 from paramserver.server.rpc.filling import fill
 from paramserver.server.rpc.host import Host
@@ -67,7 +67,7 @@ class Control:
                 shard.happen(ConsistencyAborted(wanted.revision))
             case _:
                 raise errors.ProtocolError(f"unknown phase number {request.phase}")
-        present = shard.state.scheduled or shard.state.consistency
+        present = shard.state.changeover.scheduled or shard.state.consistency
         return shard_pb2.SetConsistencyResponse(
             scheduled=present.revision == wanted.revision, version=shard.state.version
         )
@@ -106,7 +106,7 @@ class Control:
                     return shard_pb2.CutResponse(taken=True, version=shard.state.cut.kept)
             case shard_pb2.CutRequest.STEP_STAND:
                 shard.happen(StandsAt(request.number, request.version))
-                taken = shard.state.stands(request.number, request.version)
+                taken = shard.state.published.stands(request.number, request.version)
             case shard_pb2.CutRequest.STEP_GO_ON:
                 shard.happen(CutEnded(request.number))
             case _:

@@ -260,7 +260,7 @@ def _all_of(
 def _in_memory(
     shard: RunningShard, shared: shard_pb2.SharedForward, wanted: Mapping[int, Chunk]
 ) -> Mapping[int, Tensor] | None:
-    """What lies in the memory of the primary; None if it cannot be read."""
+    """The chunks that the primary has put into shared memory; None if they cannot be read."""
     lent = shard.copies.lent
     if lent is None or lent.meeting != shared.meeting:
         return None

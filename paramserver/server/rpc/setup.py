@@ -13,7 +13,7 @@ from paramserver.checkpoint import manifest as manifests
 from paramserver.checkpoint.place import Place
 from paramserver.core.layout.hypers import rule_of, validate
 from paramserver.core.layout.plan import Chunk, Kind, Plan
-from paramserver.core.versions.shard import ShardState
+from paramserver.core.shards.shard import ShardState
 from paramserver.failpoints import reach
 from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.norms import NormExchange

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from paramserver.checkpoint.contents import ShardFacts
-from paramserver.core.versions.shard import ShardState
+from paramserver.core.shards.shard import ShardState
 from paramserver.server.arithmetic.state import State
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.server.versions.version import Version

@@ -38,7 +38,7 @@ from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import chunk_ref
 
 if TYPE_CHECKING:
-    from paramserver.core.versions.shard import ShardState
+    from paramserver.core.shards.shard import ShardState
     from paramserver.server.versions.shard import ShardTensors
 
 log = structlog.get_logger("paramserver.server")

@@ -263,7 +263,7 @@ class ShardTensors:
         contributions: Sequence[Contribution],
         keep: Keep | None = None,
     ) -> dict[int, torch.Tensor]:
-        """What the optimizer applies, by chunk: the gradient of the step, over all contributions, by its samples.
+        """The gradient that the optimizer applies, by chunk: the sum over all contributions, divided by the samples.
 
         ``keep``: as in :meth:`build`; then also the changes of buffers. Empty if the step changes no weights.
         """
@@ -340,7 +340,7 @@ class ShardTensors:
         return copy
 
     def drop_copy(self, copy: StateCopy) -> None:
-        """Nobody needs the rest of this copy."""
+        """The rest of this copy is not needed."""
         with self._listing:
             self._copying = tuple(other for other in self._copying if other is not copy)
         copy.forget()

@@ -6,7 +6,7 @@ import math
 import time
 
 from paramserver import errors
-from paramserver.core.versions.shard import ShardState
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.work.stealing import Ask, Assignment, Stealing
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import MAX_SLICES

@@ -102,7 +102,7 @@ class Pull:
         return shard.pull(self._program, self._worker, want, self._assignment, self._chain, ahead, begins)
 
     def call_off(self) -> None:
-        """Nobody waits for the answer."""
+        """The worker does not need the answer any more."""
         self._called_off = True
         self._off()
 

@@ -20,7 +20,7 @@ Then = Callable[[Chain], None]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a backup is told with the last pieces. ``forwarded`` has the setting and the clocks of ``version``."""
+    """Facts that a backup gets with the last pieces. ``forwarded`` has the setting and the clocks of ``version``."""
 
     forwarded: Forwarded
     version: int
@@ -53,7 +53,7 @@ class Source(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Content:
-    """What a version is made of, on its way to one backup. ``draft``: its number; 0: it was none."""
+    """The content of a version on its way to one backup. ``draft``: the number of its draft; 0: there was none."""
 
     draft: int
     transfer: Transfer | None
@@ -110,7 +110,7 @@ class Backups:
         self._next_group(backup, deque(groups([_Numbered(*one) for one in enumerate(self._pieces)])), mbps, told)
 
     def drop(self, target: Target) -> None:
-        """Nobody waits for this backup any more."""
+        """This backup is given up: versions that waited for it go on."""
         for backup in [one for one in self._backups if one.target is target]:
             self._backups.remove(backup)
             backup.dropped = True

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions import drafts
 from paramserver.core.versions.events import (
     Activated,
@@ -27,7 +28,6 @@ from paramserver.core.versions.events import (
     Want,
 )
 from paramserver.core.versions.names import Name
-from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Advice, Ask, Assignment, Stealing
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, longer
 from paramserver.simulate.machinery.clock import Signal
@@ -89,9 +89,9 @@ class Shard:
     # ---- a backup
 
     def facts(self) -> Facts:
-        """What a backup is told with the last pieces, with no version in the making."""
+        """The facts that a backup gets with the last pieces, with no version in the making."""
         state, version = self.state, self.state.version
-        forwarded = Forwarded(version, 0, (), state.consistency, dict(state.clocks), state.min_clock)
+        forwarded = Forwarded(version, 0, (), state.consistency, dict(state.pulls.clocks), state.pulls.floor)
         return Facts(forwarded, version, state.marks.of(version), state.counted(), state.counters.applied)
 
     def whole(self, facts: Facts) -> None:
@@ -348,7 +348,7 @@ class Shard:
             if follows:
                 state = self.state
                 content = Forwarded(
-                    state.version, 0, state.parts(), state.consistency, state.clocks_then(), state.min_clock
+                    state.version, 0, state.parts(), state.consistency, state.clocks_then(), state.pulls.floor
                 )
                 self.backups.hold(content, draft if adopted else 0, chain, lambda chain: self._built(effect, chain))
             else:

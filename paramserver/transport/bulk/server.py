@@ -55,7 +55,7 @@ _REST_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
-    """What a token is good for. ``until``: seconds of the monotonic clock."""
+    """The call that a token allows. ``until``: seconds of the monotonic clock."""
 
     caller: Caller
     shard: int | None

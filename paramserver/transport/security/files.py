@@ -69,7 +69,7 @@ class Watched(Generic[T]):
         raise NotImplementedError
 
     def _facts(self, value: T) -> dict[str, object]:
-        """What the log says of a value that was read again."""
+        """The facts that the log has about a value that was read again."""
         raise NotImplementedError
 
     def current(self) -> T:

@@ -51,7 +51,7 @@ def place() -> Path:
 
 @cache
 def host() -> str:
-    """What tells this host from others: the present start of its kernel. Empty: not known."""
+    """A word that only this host has: the number of its kernel's present start. Empty: not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a ``DataLoader`` samples, as slices see it: plain shuffling, or the order of a sampler of the script's."""
+"""The samples of a ``DataLoader``, as slices see them: plainly shuffled, or in the order of the script's sampler."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Order(Protocol):
     """The samples of each slice, in batches."""
 
     def batches(self, epoch: int, index: int) -> list[list[Any]]:
-        """What a slice has: for each of its batches the indices of its samples. Empty if it has none."""
+        """The indices of a slice's samples, for each of its batches. Empty if the slice has no samples."""
 
     def shape(self, epoch: int, index: int) -> tuple[int, int]:
         """How many batches and samples a slice has."""
@@ -108,7 +108,7 @@ def order_of(loader: DataLoader[Any], data: DataSpec, seed: int, agree: Agree) -
 
 
 def draw(sampler: Any, most: int, seed: int, epoch: int) -> Sequence[Any]:
-    """What a sampler gives in an epoch, at most so many entries.
+    """The entries that a sampler gives in an epoch, ``most`` at most.
 
     All generators of the process, and those that the sampler and the samplers in it have, are seeded before. Those of
     the process are afterwards as they were.

@@ -10,7 +10,7 @@ import structlog
 from paramserver import errors
 from paramserver.compress.casts import Cast
 from paramserver.compress.options import Wire
-from paramserver.membership.session import JoinOptions
+from paramserver.membership.joining import JoinOptions
 from paramserver.transport.base import Channel
 from paramserver.transport.shm.seat import host_word
 from paramserver.v1 import coordinator_pb2

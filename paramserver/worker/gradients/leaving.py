@@ -73,7 +73,7 @@ class Leaving:
             self._loop.call_soon_threadsafe(self._seal)
 
     def abort(self) -> None:
-        """It is not wanted any more. Nothing changes for servers that have counted it."""
+        """Stop sending this contribution. Servers that have counted it keep it."""
         if self.push is not None:
             self.push.cancel()
 

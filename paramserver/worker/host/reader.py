@@ -30,7 +30,7 @@ Answer = Give | Refuse | None
 
 
 class _Keeper(Protocol):
-    """What a reader needs of the worker with the seat."""
+    """The methods of the worker with the seat that a reader needs."""
 
     sums: Sums
 

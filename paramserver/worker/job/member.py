@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from paramserver import errors
+from paramserver.membership.joining import JoinOptions
 from paramserver.membership.pulse import Pulse
-from paramserver.membership.session import JoinOptions, Session
+from paramserver.membership.session import Session
 from paramserver.tracing import Recorder
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2, types_pb2

@@ -68,7 +68,7 @@ class Pull:
     tells: bool = True
 
     def of(self, shard: int) -> Want:
-        """What is wanted of a shard."""
+        """The version that this request asks a shard for."""
         return self.want[shard] if isinstance(self.want, Sequence) else self.want
 
 

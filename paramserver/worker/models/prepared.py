@@ -109,7 +109,7 @@ class Models:
         }
 
     def joint_states(self, state: object) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `by_name` gives, as the state dicts of the joint model and optimizer. Raises UserError for others."""
+        """The state that `by_name` gave, as state dicts of the joint model and optimizer. Otherwise UserError."""
         names = {part.name for part in self.parts}
         if (
             not isinstance(state, Mapping)

@@ -1,4 +1,4 @@
-"""What ``ctx.prepare`` makes of a script's objects: a model that is registered, an optimizer, a loader, schedulers."""
+"""The work of ``ctx.prepare`` on a script's objects: a registered model, an optimizer, a loader, schedulers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import check_accumulate, check_loader, check_model, check_objects, check_scheduler
 from paramserver.worker.script.guard import Guard
-from paramserver.worker.script.loader import SliceLoader, StreamLoader
+from paramserver.worker.script.loader import Batches, IndexedBatches, SliceLoader, StreamBatches
 from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
 from paramserver.worker.script.position import Position
 from paramserver.worker.script.schedule import SchedulePosition, Schedules
@@ -277,7 +277,8 @@ class Prepared:
             stream = Stream(
                 loader, seed, agree, 2 * slices * accumulate, own_streams, self._parts.engine.member.session.rank
             )
-            self.loader = StreamLoader(loader, data, seed, self._parts.device, self._parts.loop, length, stream)
+            source: Batches = StreamBatches(data, stream)
         else:
-            self.loader = SliceLoader(loader, data, seed, self._parts.device, self._parts.loop, length, agree)
+            source = IndexedBatches(loader, data, seed, self._parts.loop, agree)
+        self.loader = SliceLoader(loader, source, self._parts.device, self._parts.loop, length)
         return self.loader

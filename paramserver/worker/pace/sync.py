@@ -135,10 +135,11 @@ class SyncPace:
     def ahead(self, epoch: int) -> Iterator[Item]:
         """This worker's ranges of this and the following steps, without the slices that other workers have taken."""
         state = self._state
-        version, position = state.step, 0
+        version, position, lowest = state.step, 0, state.range[0]
         while True:
-            if version < state.step:
+            if version < state.step or state.range[0] < lowest:  # also if this worker has got slices of one that left
                 version, position = state.step, 0
+            lowest = state.range[0]
             step = self._schedule.step(version)
             if step.epoch > epoch:
                 return

@@ -60,7 +60,7 @@ def load(
 def parts_of(
     state: object, model: Mapping[str, Any] | None, optimizer: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """What ``ctx.load`` is to load: the state of the model and that of the optimizer. Raises UserError."""
+    """The states that ``ctx.load`` is to load: of the model, and of the optimizer. Raises UserError."""
     if state is not None:
         if model is not None or optimizer is not None:
             raise errors.UserError(

@@ -149,52 +149,62 @@ class LoopPosition(Protocol):
         """The script asks for the batch after the last one of this slice."""
 
 
-class SliceLoader:
-    """Replaces a DataLoader in ``ctx.prepare``. Iterating gives this worker's slices of the present epoch, in batches.
+class Batches(Protocol):
+    """The batches of slices: those of a data set with indices, or those of a stream."""
 
-    ``len`` is the number of batches in an epoch, in synchronous mode divided by the slices of a step, as DDP divides it
-    by its processes. It is that of the mode in which the job began, and stays when the mode changes. With one batch in
-    a slice it is the number of updates of the whole job, and schedules count in it.
+    def shape(self, item: Item) -> tuple[int, int]:
+        """How many batches and samples a slice has. It is asked before the slice's first batch."""
 
-    >>> for x, y in loader:
-    ...     F.mse_loss(model(x), y).backward()
-    ...     optimizer.step()
-    >>> len(loader), x.shape
-    (4, torch.Size([8, 4]))
-    """
+    def batch(self, item: Item, number: int) -> Any:
+        """A batch of this slice. Raises RolledBackError for the first one if the job goes back."""
+
+    def close(self) -> None:
+        """Throw away batches that were loaded ahead, and end what loads them."""
+
+
+class IndexedBatches:
+    """Batches of a data set with indices, loaded ahead as the script's loader does it."""
 
     def __init__(
         self,
         loader: DataLoader[Any],
         data: DataSpec,
         seed: int,
-        device: torch.device,
         position: LoopPosition,
-        length: Callable[[], int],
         agree: Agree = lambda epoch, digest: digest,
     ) -> None:
-        self.loader = loader
-        self.dataset = loader.dataset
-        self.batch_size = loader.batch_size
-        # The script's own, for its calls of set_epoch.
-        self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
-        self._seed, self._device, self._turns = seed, device, data.turns
-        self._single = sampling_of(loader).single
+        self._seed, self._turns, self._position = seed, data.turns, position
         self._order = order_of(loader, data, seed, agree)
-        self._position, self._length = position, length
+        single = sampling_of(loader).single
+
+        def make(requests: Any, processes: int, persistent: bool, generator: torch.Generator | None) -> DataLoader[Any]:
+            return inner_loader(loader, requests, processes, persistent, generator, single)
+
         self._requests = _Requests(self._requests_of)
-        self._inner = self._make(self._requests, loader.num_workers, loader.persistent_workers, loader.generator)
+        self._inner = make(self._requests, loader.num_workers, loader.persistent_workers, loader.generator)
         processes = min(1, loader.num_workers)
-        self._unplanned = _Unplanned(lambda requests: self._make(requests, processes, processes > 0, None))
+        self._unplanned = _Unplanned(lambda requests: make(requests, processes, processes > 0, None))
         self._feed: Iterator[Any] | None = None
 
-    def _make(
-        self, requests: Any, processes: int, persistent: bool, generator: torch.Generator | None
-    ) -> DataLoader[Any]:
-        return inner_loader(self.loader, requests, processes, persistent, generator, self._single)
+    def shape(self, item: Item) -> tuple[int, int]:
+        """How many batches and samples a slice has."""
+        return self._order.shape(item.epoch, item.index)
 
-    def __len__(self) -> int:
-        return self._length()
+    def batch(self, item: Item, number: int) -> Any:
+        """A batch of this slice."""
+        try:
+            return self._batch(item, number)
+        except errors.RolledBackError:  # raised by `ahead`; `next_item` follows the job
+            self._drop()
+            if not number:
+                raise
+            # The script has gradients of this slice, and counts its batches: it gets all of them.
+            return self._unplanned.load(self._requests_of(item)[number])
+
+    def close(self) -> None:
+        """Throw away batches that were loaded ahead, and end the process for unplanned slices."""
+        self._drop()
+        self._unplanned.close()
 
     def _requests_of(self, item: Item) -> list[list[Any]]:
         """For each batch of the slice its seed, followed by the indices of its samples."""
@@ -202,38 +212,6 @@ class SliceLoader:
             [slice_seed(self._seed, item.epoch, item.index // self._turns, of_batch("data", number)), *indices]
             for number, indices in enumerate(self._order.batches(item.epoch, item.index))
         ]
-
-    def __iter__(self) -> Iterator[Any]:
-        iteration = self._position.begin_pass()
-        try:
-            while (item := self._position.next_item(iteration)) is not None:
-                of, samples = self._shape(item)
-                if not of:  # an epoch that is shorter than others
-                    self._position.pass_over(item)
-                    continue
-                for number in range(of):
-                    if number:
-                        self._position.go_on()
-                    try:
-                        batch = self._batch(item, number)
-                    except errors.RolledBackError:  # raised by `ahead`; `next_item` follows the job
-                        self._drop()
-                        if not number:
-                            break
-                        # The script has gradients of this slice, and counts its batches: it gets all of them.
-                        batch = self._unplanned.load(self._requests_of(item)[number])
-                    self._position.begin(item, number, of, samples)
-                    yield to_device(batch, self._device)
-                else:
-                    self._position.end(item)
-        finally:
-            self._position.leave_pass(iteration)
-            self._drop()
-            self._unplanned.close()
-
-    def _shape(self, item: Item) -> tuple[int, int]:
-        """How many batches and samples a slice has."""
-        return self._order.shape(item.epoch, item.index)
 
     def _batch(self, item: Item, number: int) -> Any:
         """A batch of this slice: from the running feed if it is coming there, else from a new one."""
@@ -256,35 +234,85 @@ class SliceLoader:
         self._requests.issued.clear()
 
 
-class StreamLoader(SliceLoader):
-    """A loader over an ``IterableDataset``. The batches of a slice are read before the first of them is handed out."""
+class StreamBatches:
+    """Batches of an ``IterableDataset``. Those of a slice are read before the first of them is handed out."""
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        data: DataSpec,
-        seed: int,
-        device: torch.device,
-        position: LoopPosition,
-        length: Callable[[], int],
-        stream: Stream,
-    ) -> None:
-        super().__init__(loader, data, seed, device, position, length)
+    def __init__(self, data: DataSpec, stream: Stream) -> None:
         self._data, self._stream = data, stream
         self._have: list[Any] = []
 
-    def _shape(self, item: Item) -> tuple[int, int]:
+    def shape(self, item: Item) -> tuple[int, int]:
+        """Read the batches of a slice; how many there are, and how many samples."""
         read = (self._stream.batch(item.epoch, number) for number in range(*places_of(self._data, item.index)))
         found = [one for one in read if one is not None]
         self._have = [batch for _, batch in found]
         return len(found), sum(samples for samples, _ in found)
 
-    def _batch(self, item: Item, number: int) -> Any:
+    def batch(self, item: Item, number: int) -> Any:
+        """A batch of the slice that was read last."""
         return self._have[number]
 
-    def _drop(self) -> None:
+    def close(self) -> None:
+        """Throw the batches away, and close the stream."""
         self._have = []
         self._stream.close()
+
+
+class SliceLoader:
+    """Replaces a DataLoader in ``ctx.prepare``. Iterating gives this worker's slices of the present epoch, in batches.
+
+    ``len`` is the number of batches in an epoch, in synchronous mode divided by the slices of a step, as DDP divides it
+    by its processes. It is that of the mode in which the job began, and stays when the mode changes. With one batch in
+    a slice it is the number of updates of the whole job, and schedules count in it.
+
+    >>> for x, y in loader:
+    ...     F.mse_loss(model(x), y).backward()
+    ...     optimizer.step()
+    >>> len(loader), x.shape
+    (4, torch.Size([8, 4]))
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        batches: Batches,
+        device: torch.device,
+        position: LoopPosition,
+        length: Callable[[], int],
+    ) -> None:
+        self.loader = loader
+        self.dataset = loader.dataset
+        self.batch_size = loader.batch_size
+        # The script's own, for its calls of set_epoch.
+        self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
+        self._batches, self._device = batches, device
+        self._position, self._length = position, length
+
+    def __len__(self) -> int:
+        return self._length()
+
+    def __iter__(self) -> Iterator[Any]:
+        iteration = self._position.begin_pass()
+        try:
+            while (item := self._position.next_item(iteration)) is not None:
+                of, samples = self._batches.shape(item)
+                if not of:  # an epoch that is shorter than others
+                    self._position.pass_over(item)
+                    continue
+                for number in range(of):
+                    if number:
+                        self._position.go_on()
+                    try:
+                        batch = self._batches.batch(item, number)
+                    except errors.RolledBackError:
+                        break
+                    self._position.begin(item, number, of, samples)
+                    yield to_device(batch, self._device)
+                else:
+                    self._position.end(item)
+        finally:
+            self._position.leave_pass(iteration)
+            self._batches.close()
 
 
 def of_batch(purpose: str, number: int) -> str:

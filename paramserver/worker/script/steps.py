@@ -103,7 +103,7 @@ class Steps:
             self._begin_early(item)
 
     def has_slice(self, item: Item) -> None:
-        """What the script logs from now on belongs to this slice."""
+        """Values that the script logs from now on belong to this slice."""
         step = item.name.step if isinstance(item.name, SyncName) else self._engine.weights.version
         self._engine.records.has(self._engine.shards.timeline, step, (item.epoch, item.index, self._samples))
 

@@ -81,7 +81,7 @@ class Commands:
     def check(self) -> None:
         """On every shard terms never fall; a generation is of one term and one set of workers.
 
-        A shard may answer news of an older generation after newer ones: `core.versions.shard` passes over them.
+        A shard may answer news of an older generation after newer ones: `core.shards.shard` passes over them.
         """
         meaning: dict[int, tuple[int, tuple[int, ...]]] = {}
         newest: dict[str, int] = {}

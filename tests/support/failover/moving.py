@@ -118,7 +118,7 @@ class Moving:
             f"{workers} workers that wait for shard {shard} in step {step}",
             lambda: (
                 (shard, step) in self.lost_steps()
-                and self._cluster.call_in_loop(lambda: self.running(shard).state.parked) >= workers
+                and self._cluster.call_in_loop(lambda: len(self.running(shard).state.pulls)) >= workers
             ),
         )
         self.move(shard)

@@ -24,7 +24,7 @@ from paramserver.config import Settings, load_settings
 from paramserver.coordinator.leadership.journal import parse_record
 from paramserver.coordinator.rpc.status import status_page
 from paramserver.coordinator.service import CoordinatorService
-from paramserver.membership.session import JoinOptions
+from paramserver.membership.joining import JoinOptions
 from paramserver.resume.options import Options
 from paramserver.roles.coordinating import Coordinating
 from paramserver.roles.serving import Serving

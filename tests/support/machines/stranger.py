@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.transport.base import METHODS
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.wire.messages import PROTOCOL

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.events import (
     Build,
     Outcome,
 )
 from paramserver.core.versions.names import AsyncName, Name
-from paramserver.core.versions.shard import ShardState
 from tests.support.cluster.imagined import PUSH, Worker
 
 
@@ -29,9 +29,9 @@ class Rules:
     def moved(self, shard: int) -> None:
         """After every event: the slowest clock never moves back, and the shard does not contradict itself."""
         state = self.shards[shard]
-        if state.min_clock < self.floors[shard]:
-            self.fail(f"the slowest clock of shard {shard} moved back from {self.floors[shard]} to {state.min_clock}")
-        self.floors[shard] = state.min_clock
+        if state.pulls.floor < self.floors[shard]:
+            self.fail(f"the slowest clock of shard {shard} moved back from {self.floors[shard]} to {state.pulls.floor}")
+        self.floors[shard] = state.pulls.floor
         state.check_invariants()
 
     def applied(self, shard: int, build: Build) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -34,7 +35,6 @@ from paramserver.core.versions.events import (
     WentIdle,
 )
 from paramserver.core.versions.names import AsyncName
-from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.leases import SliceLeases
 from tests.support.cluster.imagined import COMPUTE, GONE, IDLE, PULL, PUSH, REST, SEEK, Tally, Worker
 from tests.support.schedules.rules import Rules

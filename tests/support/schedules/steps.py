@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from typing import Any
 
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -30,7 +31,6 @@ from paramserver.core.versions.events import (
 )
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.reduction import Node, cover, fold_order, sibling, split
-from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.slices import SyncSchedule, assign
 
 PUSHED, PULLED, BUILT, MEMBERS, VIEW = range(5)
@@ -129,7 +129,7 @@ class Steps:
                 else:
                     self.compute(ready[move - len(flight)])
         for shard in self.shards:
-            assert (shard.version, shard.parked) == (self.last, 0)
+            assert (shard.version, len(shard.pulls)) == (self.last, 0)
         assert not any(self.buffers), f"buffers that nobody needs: {self.buffers}"
 
     # ---- what workers do

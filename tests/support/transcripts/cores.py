@@ -200,7 +200,7 @@ class Cores:
         for shard in self._reached(options):
             self._say(f"coordinator -> {shard.name}: prepare {wanted} from version {version}")
             shard.handle(ConsistencyPrepared(wanted))
-            yes = shard.state.scheduled == wanted
+            yes = shard.state.changeover.scheduled == wanted
             self._say(f"{shard.name} -> coordinator: {'prepared' if yes else 'no, I am past that version'}")
 
     def _do_commit(self, names: list[str], options: Options) -> None:

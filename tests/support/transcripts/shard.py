@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     Activated,
@@ -21,7 +22,6 @@ from paramserver.core.versions.events import (
     Want,
 )
 from paramserver.core.versions.names import Name
-from paramserver.core.versions.shard import ShardState
 from paramserver.core.work.stealing import Ask, Assignment, Stealing
 
 
@@ -108,7 +108,7 @@ class Shard:
         state = self.state
         if not state.active:
             return {"newest version": "none"}
-        scheduled = state.scheduled
+        scheduled = state.changeover.scheduled
         missing = state.missing()
         found = {
             "timeline": str(state.timeline),
@@ -117,14 +117,14 @@ class Shard:
             "newest version": str(state.version),
             "applied contributions": str(state.counters.applied),
         }
-        if state.parked:
-            found["parked pulls"] = str(state.parked)
+        if parked := len(state.pulls):
+            found["parked pulls"] = str(parked)
         if scheduled is not None:
-            agreed = "committed" if state.committed else "prepared"
+            agreed = "committed" if state.changeover.committed else "prepared"
             found["next setting"] = f"{scheduled} from version {scheduled.from_version}, {agreed}"
         if state.consistency.mode is Mode.SYNC:
             found["missing"] = str(missing) if missing is not None else "nothing"
         else:
-            clocks = sorted((self._who[worker], clock) for worker, clock in state.clocks.items())
+            clocks = sorted((self._who[worker], clock) for worker, clock in state.pulls.clocks.items())
             found["clocks"] = ", ".join(f"{worker} {clock}" for worker, clock in clocks) or "none"
         return found

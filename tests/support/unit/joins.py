@@ -10,7 +10,7 @@ from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.membership.session import versions
+from paramserver.membership.joining import versions
 from paramserver.store.memory import MemoryStore
 from paramserver.transport.memory import MemoryNetwork
 from paramserver.v1 import coordinator_pb2

@@ -6,10 +6,11 @@ for the slowest worker, as the gate says. A pull of a version waits for the vers
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
-from paramserver.core.versions.consistency import Bounded, Consistency
+from paramserver.core.shards.clocks import Clocks
+from paramserver.core.shards.published import Published
+from paramserver.core.versions.consistency import Policies
 from paramserver.core.versions.events import (
     AnswerPull,
     AtClock,
@@ -23,23 +24,8 @@ from paramserver.core.versions.events import (
     Refuse,
 )
 
+_AtAClock = AtClock | Joining
 _NO_MEMBER = "this worker is no longer a member: register again"
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Facts of an active shard that its answers to pulls depend on.
-
-    ``newest``: the version that was published last. ``given``: the newest version that anybody may have. ``versions``:
-    those that are kept. ``gate``: None in a mode without clocks. ``held_back``: no worker may pass the gate.
-    """
-
-    newest: int
-    given: int
-    versions: Sequence[int]
-    consistency: Consistency
-    gate: Bounded | None
-    held_back: bool
 
 
 class Pulls:
@@ -47,12 +33,11 @@ class Pulls:
 
     def __init__(self, workers: Iterable[int] = ()) -> None:
         # Clocks of the workers that are at work; a member that has not started, or is idle, is not among them.
-        self.clocks: dict[int, int] = {}
+        self._clocks = Clocks()
         # The slowest clock so far. It never moves back.
         self.floor = 0
         # The largest difference between the clock of a worker that passed the gate, and the slowest clock.
         self.max_spread = 0
-        self._slowest = 0
         self._members = frozenset(workers)
         # The highest number of a worker so far. Numbers rise, so a worker with a lower one that is no member was one.
         self._newest_worker = max(self._members, default=0)
@@ -67,6 +52,11 @@ class Pulls:
         """How many pulls wait."""
         return len(self._parked)
 
+    @property
+    def clocks(self) -> Mapping[int, int]:
+        """Asynchronous slices that each worker at work has finished."""
+        return self._clocks.of
+
     def slowest_workers(self) -> tuple[int, ...]:
         """The workers at the slowest clock."""
         return tuple(sorted(worker for worker, clock in self.clocks.items() if clock == self.floor))
@@ -75,16 +65,16 @@ class Pulls:
 
     def tick(self, worker: int, clock: int) -> None:
         """A slice that this worker began at ``clock`` is in a version."""
-        if worker in self.clocks:
-            self.clocks[worker] = max(self.clocks[worker], clock + 1)
+        if worker in self._clocks.of:
+            self._clocks.raise_to(worker, clock + 1)
 
     def idle(self, worker: int) -> None:
-        """Nobody waits for this worker until it pulls again."""
-        self.clocks.pop(worker, None)
+        """This worker holds no other worker back until it pulls again."""
+        self._clocks.drop(worker)
 
     def set_clocks(self, clocks: Mapping[int, int], floor: int = 0) -> None:
         """Clocks that another server has told, or none where the mode changes."""
-        self.clocks = {worker: clock for worker, clock in clocks.items() if worker in self._members}
+        self._clocks = Clocks({worker: clock for worker, clock in clocks.items() if worker in self._members})
         self.floor = max(self.floor, floor)
 
     # ---- pulls
@@ -95,13 +85,13 @@ class Pulls:
             return [Refuse(pull.call, Refusal.FENCED, _NO_MEMBER)]
         self._parked[pull.call] = pull
         self._fresh.append(pull.call)
-        if not isinstance(pull.want, AtClock | Joining):
+        if not isinstance(pull.want, _AtAClock):
             self._for_version.append(pull.call)
         self._enter(pull, gated)
         return []
 
     def gone(self, call: int) -> None:
-        """Nobody waits for this answer any more."""
+        """The caller of this pull has gone, or its wait is over."""
         self._parked.pop(call, None)
 
     def members_changed(self, workers: frozenset[int], gated: bool) -> list[Effect]:
@@ -111,7 +101,7 @@ class Pulls:
         self._newest_worker = max(self._newest_worker, *workers, 0)
         effects: list[Effect] = []
         for worker in gone:
-            self.clocks.pop(worker, None)
+            self._clocks.drop(worker)
         for call, pull in list(self._parked.items()):
             if pull.worker in gone or self._given_up(pull):
                 del self._parked[call]
@@ -124,18 +114,21 @@ class Pulls:
         """The next look is at all pulls: another timeline has begun."""
         self._seen = None
 
-    def answers(self, stands: Standing | None) -> list[Effect]:
-        """Move the slowest clock, and answer every pull that may be answered now. None: the shard is not active."""
-        slowest = min(self.clocks.values()) if self.clocks else None
-        if slowest is not None:
-            self._slowest, self.floor = slowest, max(self.floor, slowest)
-        if stands is None:
+    def answers(self, published: Published, policies: Policies) -> list[Effect]:
+        """Move the slowest clock, and answer every pull that may be answered now.
+
+        A shard that has published nothing answers nobody.
+        """
+        slowest = self._clocks.slowest
+        if slowest is not None and slowest > self.floor:
+            self.floor = slowest
+        if not published.kept:
             self._fresh.clear()
             return []
         effects: list[Effect] = []
-        for call in self._worth_a_look(stands, slowest):
+        for call in self._worth_a_look(published, (slowest, policies.held_back, policies.consistency, self._members)):
             pull = self._parked.get(call)
-            answer = self._answer(stands, pull) if pull is not None else None
+            answer = self._answer(published, policies, pull) if pull is not None else None
             if answer is not None:
                 del self._parked[call]
                 effects.append(answer)
@@ -143,7 +136,7 @@ class Pulls:
 
     def _given_up(self, pull: PullAsked) -> bool:
         """Its worker was a member once. Asking for a version is free to all, asking at a clock is not."""
-        at_a_clock = isinstance(pull.want, AtClock | Joining)
+        at_a_clock = isinstance(pull.want, _AtAClock)
         return at_a_clock and pull.worker not in self._members and pull.worker < self._newest_worker
 
     def _enter(self, pull: PullAsked, gated: bool) -> None:
@@ -152,18 +145,17 @@ class Pulls:
             return
         match pull.want:
             case AtClock(clock):
-                self.clocks[pull.worker] = max(self.clocks.get(pull.worker, self.floor), clock)
+                self._clocks.raise_to(pull.worker, max(self.floor, clock))
             case Joining():
-                self.clocks.setdefault(pull.worker, self.floor)
+                self._clocks.raise_to(pull.worker, self.floor)
 
-    def _worth_a_look(self, stands: Standing, slowest: int | None) -> list[int]:
+    def _worth_a_look(self, published: Published, facts: tuple[object, ...]) -> list[int]:
         """Pulls that may be answered now and could not be before: with a thousand workers most of them wait for others.
 
-        May name some that are not parked any more, or a pull twice.
+        ``facts``: all on which an answer at a clock depends. May name a pull twice, or one that is not parked any more.
         """
         fresh, self._fresh = self._fresh, []
-        versions = stands.newest, stands.given
-        facts = slowest, stands.held_back, stands.consistency, self._members
+        versions = published.kept[-1], published.given
         seen, self._seen = self._seen, (versions, facts)
         if seen is None or seen[1] != facts:
             return list(self._parked)
@@ -172,36 +164,41 @@ class Pulls:
             return [*self._for_version, *fresh]
         return fresh
 
-    def _answer(self, stands: Standing, pull: PullAsked) -> Effect | None:
-        given = stands.given
+    def _answer(self, published: Published, policies: Policies, pull: PullAsked) -> Effect | None:
+        if isinstance(pull.want, _AtAClock):
+            return self._answer_clock(published.kept[-1], policies, pull)
+        given = published.given
         match pull.want:
             case AtLeast(version):
                 return AnswerPull(pull.call, given, self.floor) if given >= version else None
             case Exactly(version):
                 if version > given:
                     return None
-                if version in stands.versions:
+                if version in published.kept:
                     return AnswerPull(pull.call, version, self.floor)
-                return Refuse(pull.call, Refusal.GONE, f"version {version} is dropped, the newest is {stands.newest}")
+                return Refuse(
+                    pull.call, Refusal.GONE, f"version {version} is dropped, the newest is {published.kept[-1]}"
+                )
             case Latest():
                 return AnswerPull(pull.call, given, self.floor)
-            case AtClock() | Joining():
-                return self._answer_clock(stands, pull)
 
-    def _answer_clock(self, stands: Standing, pull: PullAsked) -> Effect | None:
+    def _answer_clock(self, newest: int, policies: Policies, pull: PullAsked) -> Effect | None:
         if pull.worker not in self._members:
             return None
-        if stands.gate is None:
+        if policies.gate is None:
             return Refuse(pull.call, Refusal.STALE, "the job is synchronous now: ask for a version, not for a clock")
-        clock = self.clocks.get(pull.worker)  # None: idle by now, and the caller gone
-        if clock is None or stands.held_back or not stands.gate.admits(clock, self.clocks):
+        clock, slowest = self._clocks.of.get(pull.worker), self._clocks.slowest
+        if clock is None or slowest is None:  # idle by now, and the caller gone
             return None
-        self.max_spread = max(self.max_spread, clock - self._slowest)
-        return AnswerPull(pull.call, stands.newest, self.floor)
+        if policies.held_back or not policies.gate.admits(clock, slowest):
+            return None
+        self.max_spread = max(self.max_spread, clock - slowest)
+        return AnswerPull(pull.call, newest, self.floor)
 
     # ---- for tests
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
         assert set(self.clocks) <= self._members, "a clock of somebody who is no member"
-        assert not self.clocks or min(self.clocks.values()) >= self.floor, "the slowest clock moved back"
+        assert self._clocks.slowest == min(self.clocks.values(), default=None), "the slowest clock is another one"
+        assert self._clocks.slowest is None or self._clocks.slowest >= self.floor, "the slowest clock moved back"
