@@ -122,10 +122,12 @@ class Prepared:
 
     def _check_slices(self) -> None:
         """Raises DataError if the model needs slices that the loader does not promise."""
-        data = self._parts.position.data
+        data, loader = self._parts.position.data, self.loader
         slices = self._parts.engine.member.session.view.slices_per_step
-        if self.model is not None and data is not None and slices > 1 and sync_batch_norm.layers_of(self.model):
-            sync_batch_norm.check_data(data, isinstance(self.loader, StreamLoader))
+        if self.model is None or data is None or loader is None or slices == 1:
+            return
+        if sync_batch_norm.layers_of(self.model):
+            sync_batch_norm.check_data(data, is_stream(loader.loader))
 
     def _prepare_named(
         self,
