@@ -23,7 +23,8 @@ from paramserver.transport.bulk.sockets import Moving
 _ROOM_OUT_BYTES = 16 << 20
 # A sender that waits goes on when no more than this is left: then it makes several records at a time.
 _LOW_BYTES = _ROOM_OUT_BYTES // 2
-# Bytes that wait here to be taken before nothing more is received. They may lie in memory of their own.
+# Nothing more is received while more bytes than this wait here to be taken: two frames with the largest chunks, so that
+# the second one is received while the first one is taken. They may lie in memory of their own.
 _ROOM_IN_BYTES = 8 << 20
 # More than that is moved by a thread.
 _SMALL_BYTES = 64 << 10
