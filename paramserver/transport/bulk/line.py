@@ -19,11 +19,16 @@ from paramserver.transport.bulk.reading import Reader
 from paramserver.transport.bulk.records import Record
 from paramserver.transport.bulk.sockets import Moving
 
-# Bytes that wait here, to be sent or to be taken, before the other side has to wait.
-_ROOM_BYTES = 4 << 20
+# Bytes that wait here to be sent before their sender has to wait. They lie in the sender's memory.
+_ROOM_OUT_BYTES = 16 << 20
+# A sender that waits goes on when no more than this is left: then it makes several records at a time.
+_LOW_BYTES = _ROOM_OUT_BYTES // 2
+# Nothing more is received while more bytes than this wait here to be taken: two frames with the largest chunks, so that
+# the second one is received while the first one is taken. They may lie in memory of their own.
+_ROOM_IN_BYTES = 8 << 20
 # More than that is moved by a thread.
 _SMALL_BYTES = 64 << 10
-# One thread receives so much before others get a turn.
+# One thread sends or receives so much before others get a turn.
 _TURN_BYTES = 16 << 20
 _PATIENCE_S = 0.005
 # If nothing more of a record comes for so long, its sender is given up.
@@ -54,15 +59,18 @@ class Line:
         self._lost: LostError | None = None
         # Threads that use the socket.
         self._busy = 0
-        # Outgoing: pieces that wait, pieces of which a part may be sent, and bytes of both that are left.
+        # Outgoing: pieces that wait, pieces of which a part may be sent, bytes that were ever given to be sent, and
+        # bytes of them that were sent. One sends at a time: the loop, or a thread. Only that one changes the second
+        # and the last.
         self._going: deque[memoryview] = deque()
         self._leaving: list[memoryview] = []
-        self._going_bytes = 0
+        self._given_bytes = self._sent_bytes = 0
         self._sending = False
-        # Incoming.
+        # Incoming: records that wait, bytes of records that ever came, and bytes of records that were taken. One
+        # receives at a time: the loop, or a thread. Only that one adds to the first two.
         self._reader = Reader(sock)
         self._come: deque[Record] = deque()
-        self._come_bytes = 0
+        self._came_bytes = self._taken_bytes = 0
         self._receiving = self._paused = False
         self._watch: asyncio.TimerHandle | None = None
         self._listen()
@@ -76,6 +84,16 @@ class Line:
     def busy(self) -> bool:
         """Whether a thread uses the socket."""
         return self._busy > 0
+
+    @property
+    def _going_bytes(self) -> int:
+        """Bytes that are still to be sent."""
+        return self._given_bytes - self._sent_bytes
+
+    @property
+    def _full(self) -> bool:
+        """Whether nothing more is received until some of it is taken."""
+        return self._came_bytes - self._taken_bytes > _ROOM_IN_BYTES
 
     @property
     def quiet(self) -> bool:
@@ -98,12 +116,12 @@ class Line:
         if self._lost is not None:
             raise self._lost
         for record in records:
+            self._given_bytes += record.nbytes
             self._going.append(memoryview(record.head()))
             self._going.extend(record.pieces)
-            self._going_bytes += record.nbytes
         if not self._sending:
             self._send()
-        while self._going_bytes > _ROOM_BYTES and not self._come:
+        while self._going_bytes > _ROOM_OUT_BYTES and not self._come:
             if self._lost is not None:
                 raise self._lost
             await self._change()
@@ -116,8 +134,8 @@ class Line:
                 raise self._lost
             await self._change()
         record = self._come.popleft()
-        self._come_bytes -= record.nbytes
-        if self._paused and self._come_bytes <= _ROOM_BYTES:
+        self._taken_bytes += record.nbytes
+        if self._paused and not self._full:
             self._paused = False
             self._listen()
             self._receive()
@@ -139,7 +157,6 @@ class Line:
         self._loop.remove_writer(self._sock.fileno())
         if self._watch is not None:
             self._watch.cancel()
-        self._going.clear()
         self._changed.set()
         self._release()
 
@@ -152,13 +169,12 @@ class Line:
             self._in_thread(self._move_out)
             return
         try:
-            self._sent(self._send_some())
+            self._sent(self._send_some(self._sent_bytes + _TURN_BYTES))
         except (OSError, ValueError) as error:
             self.close(_words(error))
 
     def _sent(self, done: bool) -> None:
         """Something was sent. ``done``: all that waited then."""
-        self._going_bytes = sum(len(piece) for piece in self._leaving) + sum(len(piece) for piece in self._going)
         self._changed.set()
         if self.gone:
             return
@@ -173,9 +189,9 @@ class Line:
         self._loop.remove_writer(self._sock.fileno())
         self._send()
 
-    def _send_some(self) -> bool:
-        """Send as much as the socket takes; True if that is all."""
-        while not self.gone:
+    def _send_some(self, until: int) -> bool:
+        """Send as much as the socket takes, until so many bytes were ever sent; True if nothing is left."""
+        while not self.gone and self._sent_bytes < until:
             while self._going and len(self._leaving) < _PIECES:
                 self._leaving.append(self._going.popleft())
             if not self._leaving:
@@ -183,6 +199,10 @@ class Line:
             sent = self._sock.send(self._leaving)
             if sent is None:
                 return False
+            before = self._going_bytes
+            self._sent_bytes += sent
+            if before > _LOW_BYTES >= self._going_bytes:
+                self._loop.call_soon_threadsafe(self._changed.set)
             done = 0
             while done < len(self._leaving) and sent >= len(self._leaving[done]):
                 sent -= len(self._leaving[done])
@@ -190,14 +210,17 @@ class Line:
             del self._leaving[:done]
             if sent:
                 self._leaving[0] = self._leaving[0][sent:]
-        return True
+        return False
 
     def _move_out(self) -> None:
-        """In a thread."""
-        error, done = "", False
+        """In a thread. What is given meanwhile is sent, too."""
+        error, done, until = "", False, self._sent_bytes + _TURN_BYTES
         try:
-            while not (done := self._send_some()) and self._sock.wait(select.POLLOUT, _PATIENCE_S):
-                pass
+            while not (done := self._send_some(until)) and self._sent_bytes < until and not self.gone:
+                if not self._sock.wait(select.POLLOUT, _PATIENCE_S):
+                    break
+        except RuntimeError:
+            pass  # the loop is closed
         except (OSError, ValueError) as failure:
             error = _words(failure)
         self._tell(error, lambda: self._sent(done))
@@ -213,14 +236,15 @@ class Line:
         if self._receiving or self.gone:
             return
         try:
-            while self._come_bytes <= _ROOM_BYTES and (record := self._reader.next(_SMALL_BYTES)) is not None:
+            while not self._full and (record := self._reader.next(_SMALL_BYTES)) is not None:
                 self._came(record)
+                self._changed.set()
         except (OSError, ValueError, errors.ProtocolError) as error:
             self.close(_words(error))
             return
         if self._reader.hung_up:
             self.close("it stopped or closed the connection")
-        elif self._come_bytes > _ROOM_BYTES:
+        elif self._full:
             self._pause()
         elif self._reader.amid:
             self._expect()
@@ -242,20 +266,21 @@ class Line:
             else:
                 self._loop.call_later(_LOOK_S, self._still_there)
 
-    def _came(self, record: Record) -> None:
+    def _came(self, record: Record) -> bool:
+        """A record has come. Returns whether no other one waited: then the loop may wait for this one."""
+        self._came_bytes += record.nbytes
         self._come.append(record)
-        self._come_bytes += record.nbytes
-        self._changed.set()
+        return len(self._come) == 1
 
     def _move_in(self) -> None:
-        """In a thread."""
-        error, received = "", 0
+        """In a thread. The loop takes what has come meanwhile."""
+        error, until = "", self._came_bytes + _TURN_BYTES
         try:
-            while received < _TURN_BYTES and self._come_bytes <= _ROOM_BYTES and not self.gone:
+            while self._came_bytes < until and not self._full and not self.gone:
                 record = self._reader.next()
                 if record is not None:
-                    received += record.nbytes
-                    self._loop.call_soon_threadsafe(self._came, record)
+                    if self._came(record):
+                        self._loop.call_soon_threadsafe(self._changed.set)
                 elif self._reader.hung_up or not self._sock.wait(select.POLLIN, _PATIENCE_S):
                     break
         except RuntimeError:
@@ -323,6 +348,8 @@ class Line:
         """Give the descriptor back if nobody uses it any more."""
         if self.gone and not self._busy:
             self._sock.close()
+            self._going.clear()
+            self._leaving.clear()
             self._changed.set()
 
     async def _change(self) -> None:

@@ -9,11 +9,13 @@ import ssl
 import struct
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 # A peer that says nothing for so long is asked for a sign of life, and given up after as much again.
 _IDLE_S, _EVERY_S, _TIMES = 10, 5, 2
 _UNANSWERED_MS = 20_000
+# OpenSSL moves 16 KiB in one call. So many bytes are moved by calls that follow each other at once.
+_TLS_BYTES = 256 << 10
 
 
 class Moving(Protocol):
@@ -94,21 +96,32 @@ class Tls:
 
     def receive(self, into: memoryview) -> int | None:
         """See `Moving`."""
-        try:
-            with self._lock:
-                return self._sock.recv_into(into)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return None
-        except ssl.SSLEOFError:
-            return 0
+        got, room = 0, min(len(into), _TLS_BYTES)
+        read: Any = self._sock.read  # with memory to read into it returns a count, of which its types do not know
+        with self._lock:
+            try:
+                while got < room and (count := read(room - got, into[got:])):
+                    got += count
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return got or None
+            except ssl.SSLEOFError:
+                pass
+        return got
 
     def send(self, pieces: Sequence[memoryview]) -> int | None:
         """See `Moving`."""
-        try:
-            with self._lock:
-                return self._sock.send(pieces[0])
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return None
+        sent = 0
+        with self._lock:
+            try:
+                for piece in pieces:
+                    at = 0
+                    while at < len(piece) and sent < _TLS_BYTES:
+                        count = self._sock.write(piece[at:])
+                        at += count
+                        sent += count
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return sent or None
+        return sent
 
     def wait(self, events: int, seconds: float) -> bool:
         """See `Moving`."""

@@ -1,0 +1,221 @@
+"""A line of the bulk transport and the threads that move its bytes: who hands over to whom, and how much waits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from paramserver.frames import Frame
+from paramserver.pki import certs
+from paramserver.transport.bulk import line as lines
+from paramserver.transport.bulk.line import Line, LostError
+from paramserver.transport.bulk.records import Kind, Record, of_frame
+from paramserver.transport.bulk.sockets import Plain, tune
+from paramserver.transport.bulk.tls import Contexts, greet
+from paramserver.transport.security.access import Security
+from paramserver.transport.security.policy import SERVER, WORKER
+from tests.support.contract.requests import MIB, T
+from tests.support.contract.trust import member
+
+Test = Callable[[Line, Line], Awaitable[None]]
+
+
+def run(test: Test, ours: Security | None = None, theirs: Security | None = None) -> None:
+    """Run a test with both ends of a connection, over TLS if they have certificates."""
+
+    async def main() -> None:
+        one, other = pair()
+        if ours is None or theirs is None:
+            tune(one)
+            tune(other)
+            ends = [Line(Plain(one)), Line(Plain(other))]
+        else:
+            calling = greet(one, Contexts(ours.certificates, called=False).current()[1], SERVER)
+            called = greet(other, Contexts(theirs.certificates, called=True).current()[1])
+            ends = [Line(moving) for moving, _ in await asyncio.gather(calling, called)]
+        try:
+            async with asyncio.timeout(T):
+                await test(ends[0], ends[1])
+        finally:
+            for end in ends:
+                end.close()
+            await asyncio.wait_for(asyncio.gather(*(end.released() for end in ends)), T)
+
+    asyncio.run(main())
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection that holds little itself."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 << 10)
+        one = socket.create_connection(door.getsockname(), T)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 256 << 10)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 << 10)
+        return one, door.accept()[0]
+
+
+def frames(count: int, nbytes: int) -> list[Record]:
+    """Records of frames, each with another header and other data."""
+    data = memoryview(random.Random(count).randbytes(nbytes + count))
+    return [of_frame(Frame(b"%d" % number, (data[number:][:nbytes],))) for number in range(count)]
+
+
+async def send_all(end: Line, records: list[Record]) -> None:
+    for record in records:
+        await end.send(record)
+
+
+async def receive_all(end: Line, count: int) -> list[Record]:
+    return [await end.receive() for _ in range(count)]
+
+
+def same(got: list[Record], sent: list[Record]) -> bool:
+    return [(one.kind, one.header, one.data()) for one in got] == [(one.kind, one.header, one.data()) for one in sent]
+
+
+def test_one_thread_sends_several_records_without_a_hand_over_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread goes on with what its sender gives meanwhile."""
+    # On a busy machine the peer may not read for some milliseconds.
+    monkeypatch.setattr(lines, "_PATIENCE_S", T)
+    jobs: list[str] = []
+    before = Line._in_thread
+
+    def counted(self: Line, work: Callable[[], None]) -> None:
+        jobs.append(work.__name__)
+        before(self, work)
+
+    monkeypatch.setattr(Line, "_in_thread", counted)
+    sent = frames(1, 4 * MIB) * 24
+
+    async def test(one: Line, other: Line) -> None:
+        _, got = await asyncio.gather(send_all(one, sent), receive_all(other, len(sent)))
+        assert len(got) == len(sent)
+
+    run(test)
+    # 96 MiB in turns of 16; the first turn begins with the first record.
+    assert 6 <= jobs.count("_move_out") <= 9
+
+
+def test_a_sender_waits_while_much_is_under_way_and_goes_on_when_it_is_sent() -> None:
+    given: list[int] = []
+
+    async def test(one: Line, other: Line) -> None:
+        sent = frames(40, MIB)
+
+        async def send() -> None:
+            for number, record in enumerate(sent):
+                await one.send(record)
+                given.append(number)
+
+        task = asyncio.ensure_future(send())
+        while not other._full:  # nobody takes what has come
+            await asyncio.sleep(0.01)
+        held = (lines._ROOM_OUT_BYTES + lines._ROOM_IN_BYTES) // MIB
+        # The sockets hold less than four records.
+        assert len(given) <= held + 4
+        assert not task.done()
+        assert same(await receive_all(other, len(sent)), sent)
+        await task
+
+    run(test)
+
+
+def test_what_comes_is_left_in_the_socket_while_nobody_takes_it() -> None:
+    async def test(one: Line, other: Line) -> None:
+        task = asyncio.ensure_future(send_all(one, frames(40, MIB)))
+        while not (other._paused and not other.busy):
+            await asyncio.sleep(0.01)
+        assert sum(record.nbytes for record in other._come) <= lines._ROOM_IN_BYTES + 2 * MIB
+        assert len(await receive_all(other, 40)) == 40
+        await task
+
+    run(test)
+
+
+def test_a_line_that_is_closed_while_a_thread_sends_gives_the_thread_back() -> None:
+    """Also if it is closed between a look at the waiting pieces and the taking of one."""
+    closed: list[bool] = []
+
+    async def test(one: Line, other: Line) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def close() -> None:
+            one.close("closed in the middle")
+            closed.append(True)
+
+        class Closing(deque[memoryview]):
+            def popleft(self) -> memoryview:
+                if not closed:
+                    asyncio.run_coroutine_threadsafe(close(), loop).result(T)
+                return super().popleft()
+
+        one._going = Closing()
+        with pytest.raises(LostError, match="closed in the middle"):
+            await one.send(*frames(20, MIB))
+        await one.released()
+        assert closed
+        assert not one.busy
+
+    run(test)
+
+
+def test_many_records_both_ways_at_once_arrive_in_order() -> None:
+    async def test(one: Line, other: Line) -> None:
+        there, back = frames(150, 300_000), frames(149, 310_000)
+
+        async def both(end: Line, going: list[Record], coming: int) -> list[Record]:
+            got = asyncio.ensure_future(receive_all(end, coming))
+            await send_all(end, going)
+            return await got
+
+        at_other, at_one = await asyncio.gather(both(other, back, len(there)), both(one, there, len(back)))
+        assert same(at_other, there)
+        assert same(at_one, back)
+        assert one.quiet
+        assert other.quiet
+
+    run(test)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("trust") / "certs"
+    certs.init(directory)
+    return directory
+
+
+def test_over_tls_data_of_every_size_arrives_as_it_was(home: Path) -> None:
+    """What is moved by several calls of OpenSSL at once keeps its order, both ways at the same time."""
+    rng = random.Random(7)
+    sizes = [1, 16_383, 16_384, 16_385, 70_000, 256 << 10, (256 << 10) + 1, 5 * MIB + 3]
+    sent = [of_frame(Frame(b"h" * rng.randrange(60), (memoryview(rng.randbytes(size)),))) for size in sizes * 2]
+
+    async def test(one: Line, other: Line) -> None:
+        results = await asyncio.gather(
+            receive_all(other, len(sent)), receive_all(one, len(sent)), send_all(one, sent), send_all(other, sent)
+        )
+        assert same(results[0], sent)
+        assert same(results[1], sent)
+
+    run(test, member(home, WORKER), member(home, SERVER))
+
+
+def test_over_tls_what_came_before_the_peer_hung_up_is_received_first(home: Path) -> None:
+    async def test(one: Line, other: Line) -> None:
+        await one.send(*frames(2, 40_000), Record(Kind.END))
+        while not one.quiet:
+            await asyncio.sleep(0.01)
+        # The descriptor is closed as a process that ends closes it.
+        socket.socket.shutdown(one._sock._sock, socket.SHUT_WR)  # type: ignore[attr-defined]
+        got = await receive_all(other, 3)
+        assert [record.kind for record in got] == [Kind.FRAME, Kind.FRAME, Kind.END]
+        with pytest.raises(LostError, match="it stopped or closed the connection"):
+            await other.receive()
+
+    run(test, member(home, WORKER), member(home, SERVER))
