@@ -106,6 +106,10 @@ class Passes:
         self.again = epoch < self.epoch
         return self.epoch - epoch
 
+    def looked_ahead(self) -> None:
+        """What the iteration gives next was asked for by the loop's own body, in which the script still is."""
+        self.in_loop, self.ended = True, False
+
     def steps(self) -> None:
         """The script makes an optimizer step."""
         self.stepped = True
