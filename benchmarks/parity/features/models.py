@@ -105,6 +105,28 @@ def actor_and_critic(side: Side) -> Tensors:
     return flat(side.state())
 
 
+def draws(side: Side) -> Tensors:
+    """The script draws its batches, in a loop over numbers."""
+    forger: Any = forging()
+    critic: Any = judging()
+    critic, of_critic = side.prepare_part("critic", critic, faster(critic.parameters()))
+    forger, of_forger = side.prepare_part("forger", forger, adamw(forger.parameters()))
+    loader = side.prepare_data(Data(TensorDataset(torch.arange(20), torch.arange(20)), batch_size=1))
+    samples, _ = dataset(SAMPLES).tensors
+    for _ in side.epochs(1):
+        for number, _ in loader:
+            numbers = generator(int(number))
+            real = samples[torch.randint(SAMPLES, (6,), generator=numbers)]
+            noise = torch.randn(6, 16, generator=numbers)
+            of_critic.zero_grad()
+            (softplus(-critic(real)) + softplus(critic(forger(noise).detach()))).mean().backward()
+            of_critic.step()
+            of_forger.zero_grad()
+            softplus(-critic(forger(noise))).mean().backward()
+            of_forger.step()
+    return flat(side.state())
+
+
 EQUAL, OFTEN = Adversaries(), Adversaries(turns=3)
 # In a step of one slice, and with DDP in a step of two.
 ROWS = [
@@ -115,4 +137,5 @@ ROWS = [
     Row("Two models, each with a scheduler", PLAIN, Adversaries(scheduled=True), slices=1),
     Row("An actor and a critic, with losses of each other's outputs", PLAIN, actor_and_critic, slices=1),
     Row("An actor and a critic, with losses of each other's outputs", DDP, actor_and_critic),
+    Row("Two models, and batches that the script draws: a loader over `range(steps)`", DDP, draws),
 ]
