@@ -15,9 +15,9 @@ from paramserver import errors
 from paramserver.core.layout.plan import Kind
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, Outcome, inside, train, until
-from tests.support.layers import Adapted, Branching, Checkpointed, Pictures, adapters
 from tests.support.cluster.programs import FEATURES, Aligned, Program, adamw, dataset
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
+from tests.support.layers import Adapted, Branching, Checkpointed, Pictures, adapters
 
 SAMPLES, BATCH, SLICES, EPOCHS = 48, 8, 2, 3
 

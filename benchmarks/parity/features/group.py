@@ -19,7 +19,13 @@ from benchmarks.parity.sides import Data, Side
 from benchmarks.parity.training import DATA, Training
 from tests.support.cluster.programs import Aligned, dataset, generator
 
-REDUCTIONS = {"sum": ReduceOp.SUM, "avg": ReduceOp.AVG, "min": ReduceOp.MIN, "max": ReduceOp.MAX, "product": ReduceOp.PRODUCT}
+REDUCTIONS = {
+    "sum": ReduceOp.SUM,
+    "avg": ReduceOp.AVG,
+    "min": ReduceOp.MIN,
+    "max": ReduceOp.MAX,
+    "product": ReduceOp.PRODUCT,
+}
 
 
 def mine(elements: int = 40) -> Tensor:
@@ -45,7 +51,12 @@ def reductions(side: Side) -> Tensors:
 def copies(side: Side) -> Tensors:
     """broadcast, all_gather, gather, scatter, all_to_all, send and recv, a group of one rank, objects."""
     rank, other = dist.get_rank(), 1 - dist.get_rank()
-    found = {"broadcast": mine(), "all_gather": torch.empty(80), "scatter": torch.empty(40), "all_to_all": torch.empty(40)}
+    found = {
+        "broadcast": mine(),
+        "all_gather": torch.empty(80),
+        "scatter": torch.empty(40),
+        "all_to_all": torch.empty(40),
+    }
     dist.broadcast(found["broadcast"], 1)
     dist.all_gather_into_tensor(found["all_gather"], mine())
     pieces = [torch.empty(40) for _ in range(RANKS)]

@@ -63,10 +63,10 @@ class Adversaries:
                     of_critic.zero_grad()
                     with torch.no_grad():
                         forged = forger(noise)
-                    (softplus(-critic(real)) + softplus(critic(forged))).mean().backward()
+                    (softplus(-critic(real)) + softplus(critic(forged))).mean().backward()  # type: ignore[no-untyped-call]
                     of_critic.step()
                 of_forger.zero_grad()
-                softplus(-critic(forger(noise))).mean().backward()
+                softplus(-critic(forger(noise))).mean().backward()  # type: ignore[no-untyped-call]
                 of_forger.step()
                 for scheduler in schedulers:
                     scheduler.step()
@@ -119,10 +119,10 @@ def draws(side: Side) -> Tensors:
             real = samples[torch.randint(SAMPLES, (6,), generator=numbers)]
             noise = torch.randn(6, 16, generator=numbers)
             of_critic.zero_grad()
-            (softplus(-critic(real)) + softplus(critic(forger(noise).detach()))).mean().backward()
+            (softplus(-critic(real)) + softplus(critic(forger(noise).detach()))).mean().backward()  # type: ignore[no-untyped-call]
             of_critic.step()
             of_forger.zero_grad()
-            softplus(-critic(forger(noise))).mean().backward()
+            softplus(-critic(forger(noise))).mean().backward()  # type: ignore[no-untyped-call]
             of_forger.step()
     return flat(side.state())
 
