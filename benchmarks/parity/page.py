@@ -24,8 +24,8 @@ in `benchmarks/parity/features`.
 - The job is synchronous. It trains with one worker and one server, and again with two workers and two servers. If the
   two have different bits, or if two workers have different results, the command fails.
 - In rows of the process group the job is two ranks of DDP with `init_process_group("paramserver")` and two servers.
-- The difference is the largest one of any number in the weights, the buffers and the optimizer's state at the end, and in
-  what else the script keeps, such as losses, averages or the scale of a GradScaler.
+- The difference is the largest one of any number in the weights, the buffers and the optimizer's state at the
+  end, and in what else the script keeps, such as losses, averages or the scale of a GradScaler.
 - "bits" is a promise that there is no difference: the command fails if there is one. A number in its place is the
   largest difference with which the command does not fail.
 - The references use the fused optimizers of torch where there are some, as servers do

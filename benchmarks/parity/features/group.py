@@ -13,11 +13,11 @@ from torch.distributed import ReduceOp
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.parity.features.loops import PLAIN_SGD, UNEVEN, Normed, Partly, Tied, compiled
+from benchmarks.parity.features.loops import UNEVEN, Normed, Partly, Tied, compiled
 from benchmarks.parity.rows import DDP, RANKS, ROUNDING, Row, Tensors
-from benchmarks.parity.sides import Data, Side
+from benchmarks.parity.sides import Side
 from benchmarks.parity.training import DATA, Training
-from tests.support.cluster.programs import Aligned, dataset, generator
+from tests.support.cluster.programs import Aligned, generator
 
 REDUCTIONS = {
     "sum": ReduceOp.SUM,
@@ -107,7 +107,6 @@ ROWS = [
     row("accumulation of 4 batches, `no_sync`, clipping", replace(WHOLE, data=UNEVEN, clip=0.1)),
     row("GradScaler", replace(WHOLE, scaler=True)),
     row("bf16 autocast", replace(WHOLE, bf16=True)),
-    row("uneven inputs, `join`", replace(PLAIN_SGD, data=Data(dataset(60))), join=True),
     row("unused parameters", replace(WHOLE, model=Partly), find_unused_parameters=True),
     row("weight tying", replace(WHOLE, model=Tied)),
     row("BatchNorm, whose buffers rank 0 gives to all", replace(WHOLE, model=Normed)),
