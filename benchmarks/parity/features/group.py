@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.parity.features.loops import UNEVEN, Normed, Partly, Tied, compiled
@@ -81,6 +80,7 @@ def copies(side: Side) -> Tensors:
 
 def zero(side: Side) -> Tensors:
     """Each rank keeps the optimizer's state of a part of the parameters."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # this import warns of things of torch's own
 
     def sharded(parameters: Any) -> torch.optim.Optimizer:
         return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=0.01)
