@@ -1,12 +1,13 @@
-"""One of two processes of DistributedDataParallel with gloo, which trains rows and writes the results.
+"""One of two processes of DistributedDataParallel, which trains rows and writes the results.
 
-python -m benchmarks.parity.ddp DIRECTORY RANK FEATURE...
+python -m benchmarks.parity.ddp BACKEND DIRECTORY RANK FEATURE...
+The backend is gloo, or "paramserver" for a script under `paramserver run --ddp`, which says the rank.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.parity.rows import DDP, RANKS
+from benchmarks.parity.rows import DDP, GLOO, RANKS
 from benchmarks.parity.sides import Batch, Data, Torch
 from benchmarks.parity.table import ROWS
 
@@ -34,7 +35,26 @@ class Ddp(Torch):
 
     def prepare(self, model: Any, optimizer: Any, data: Data) -> tuple[Any, Any, Any]:
         self.model, self.optimizer = DistributedDataParallel(model, **self._options), optimizer
-        return self.model, optimizer, _Share(self, data)
+        return self.model, optimizer, self.prepare_data(data)
+
+    def prepare_part(self, name: str, model: Any, optimizer: Any, turns: int = 1) -> tuple[Any, Any]:
+        super().prepare_part(name, model, optimizer)
+        return DistributedDataParallel(model, **self._options), optimizer
+
+    def prepare_data(self, data: Data) -> Any:
+        return _Share(self, data)
+
+    def evaluate(self, data: Data, measure: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        """Every second batch, and the results of the others from the other process."""
+        batches, rank = list(data.loader()), dist.get_rank()
+        found: list[Any] = [None] * RANKS
+        dist.all_gather_object(found, [measure(x, y) for x, y in batches[rank::RANKS]])
+        return [found[number % RANKS][number // RANKS] for number in range(len(batches))]
+
+    def agree(self, mine: float) -> float:
+        agreed = torch.tensor(mine + dist.get_rank() / 4)
+        dist.broadcast(agreed, 0)
+        return agreed.item()
 
     def epochs(self, count: int) -> Iterator[int]:
         for epoch in super().epochs(count):
@@ -72,18 +92,22 @@ class _Share:
                     yield batch
 
 
-def main(place: Path, rank: int, features: list[str]) -> None:
+def main(backend: str, place: Path, rank: int, features: list[str]) -> None:
     """Train these rows in turn; rank 0 writes ``0.pt`` and so on."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=RANKS)
+    if backend == GLOO:
+        dist.init_process_group(GLOO, init_method=f"file://{place}/meet", rank=rank, world_size=RANKS)
+    else:
+        dist.init_process_group(backend)
+        rank = dist.get_rank()
     rows = {row.feature: row for row in ROWS if row.reference == DDP}
     for number, feature in enumerate(features):
         found = rows[feature].train(Ddp(rows[feature].ddp))
         if rank == 0:
-            torch.save(dict(found), place / f"{number}.pt")
+            torch.save(dict(found), place / f"{backend}-{number}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -17,13 +17,15 @@ _HEAD = """\
 
 `python -m benchmarks parity` writes this page. Each row is a script that trains a small network twice: as workers of a
 job, and with the reference. One function is the script of both, with the same batches in each step. The functions are
-in `benchmarks/parity`.
+in `benchmarks/parity/features`.
 
 - **plain torch** is one process that adds up the gradients of a step's slices before `optimizer.step()`.
 - **DDP** is `DistributedDataParallel` with gloo and two processes.
 - The job is synchronous. It trains with one worker and one server, and again with two workers and two servers. If the
-  two have different bits, the command fails.
-- The difference is the largest one of any number in the weights, the buffers and the optimizer's state at the end.
+  two have different bits, or if two workers have different results, the command fails.
+- In rows of the process group the job is two ranks of DDP with `init_process_group("paramserver")` and two servers.
+- The difference is the largest one of any number in the weights, the buffers and the optimizer's state at the
+  end, and in what else the script keeps, such as losses, averages or the scale of a GradScaler.
 - "bits" is a promise that there is no difference: the command fails if there is one. A number in its place is the
   largest difference with which the command does not fail.
 - The references use the fused optimizers of torch where there are some, as servers do

@@ -126,6 +126,48 @@ def of_another_optimizer(ctx: Context, model: Any, optimizer: Any, loader: Any) 
     ctx.prepare(StepLR(adamw(Aligned().parameters()), 3))
 
 
+def adversaries(script: Callable[[Context, Any, Any, Any, Any], object]) -> Callable[[Context], object]:
+    """What a script does with two models and their optimizers, before the loader."""
+
+    def provoke(ctx: Context) -> None:
+        critic, forger = Aligned(), Aligned()
+        script(ctx, critic, adamw(critic.parameters()), forger, adamw(forger.parameters()))
+
+    return provoke
+
+
+def without_a_loader(ctx: Context, critic: Any, of_critic: Any, forger: Any, of_forger: Any) -> None:
+    """A loop in which the script draws its batches."""
+    critic, of_critic = ctx.prepare(critic, of_critic, name="critic")
+    forger, of_forger = ctx.prepare(forger, of_forger, name="forger")
+    critic(torch.ones(3, 8)).sum().backward()
+    of_critic.step()
+
+
+def other_class(ctx: Context, critic: Any, of_critic: Any, forger: Any, of_forger: Any) -> None:
+    """RMSprop for one of them."""
+    ctx.prepare(critic, torch.optim.RMSprop(critic.parameters()), name="critic")
+    ctx.prepare(forger, of_forger, name="forger")
+
+
+def shared_trunk(ctx: Context, actor: Any, of_actor: Any, critic: Any, of_critic: Any) -> None:
+    """Two heads on one trunk, as two models."""
+    critic.first = actor.first
+    ctx.prepare(actor, of_actor, name="actor")
+    ctx.prepare(critic, adamw(critic.parameters()), name="critic")
+
+
+def now_and_then(ctx: Context, critic: Any, of_critic: Any, forger: Any, of_forger: Any) -> None:
+    """The forger steps on every fifth batch."""
+    loader: Any = DataLoader(DATA.samples, DATA.batch_size)
+    critic, of_critic = ctx.prepare(critic, of_critic, name="critic")
+    forger, of_forger, loader = ctx.prepare(forger, of_forger, loader, name="forger")
+    for number, _ in enumerate(loader):
+        of_critic.step()
+        if number % 5 == 0:
+            of_forger.step()
+
+
 REFUSED = [
     Refusal("`LBFGS`", model_and(lambda p: torch.optim.LBFGS(p))),
     Refusal("`SparseAdam`", model_and(lambda p: torch.optim.SparseAdam(list(p)))),
@@ -151,4 +193,8 @@ REFUSED = [
     Refusal("gradients without `optimizer.step()`", after_prepare(without_a_step)),
     Refusal("a second loop over the loader in an epoch of `ctx.epochs`", after_prepare(twice_in_an_epoch)),
     Refusal("a scheduler of another optimizer", after_prepare(of_another_optimizer)),
+    Refusal("several models, and a loop without a loader", adversaries(without_a_loader)),
+    Refusal("several models with optimizers of different classes", adversaries(other_class)),
+    Refusal("two models that share a layer", adversaries(shared_trunk)),
+    Refusal("several models of which one steps on some batches only", adversaries(now_and_then)),
 ]

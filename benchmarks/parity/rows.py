@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.launch import ROOT, RUN_S, environment
+from benchmarks.launch import ROOT, RUN_S, call, environment
 from benchmarks.parity.sides import Ours, Plain, Side
 from paramserver.errors import UserError
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster
 
 PLAIN, DDP = "plain torch, one process", "DDP, gloo, two processes"
+GLOO, GROUP = "gloo", "paramserver"
 # The processes of DDP, and the slices in a step that their batches are.
 RANKS = 2
 Tensors = Mapping[str, Tensor]
@@ -33,6 +34,8 @@ class Row:
 
     ``within``: the largest difference that is allowed; 0: the bits are the same. ``workers``: the numbers of workers
     with which a job trains; all of them must have the same bits. ``ddp``: options of DistributedDataParallel.
+    ``group``: the job is DDP, too, with the process group of the servers. ``job``: how a job is run, with so many
+    workers; None: from start to end.
     """
 
     feature: str
@@ -43,6 +46,8 @@ class Row:
     workers: Sequence[int] = (1, 2)
     settings: Mapping[str, object] = field(default_factory=dict)
     ddp: Mapping[str, Any] = field(default_factory=dict)
+    group: bool = False
+    job: Callable[[Row, int], Tensors] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +61,23 @@ class Refusal:
 def differences(rows: Sequence[Row]) -> list[float]:
     """For each row the largest difference of any number. Raises RuntimeError if it is larger than the row allows."""
     torch.set_num_threads(1)
-    with_ddp = [number for number, row in enumerate(rows) if row.reference == DDP]
     with tempfile.TemporaryDirectory() as place:
-        under_ddp([rows[number].feature for number in with_ddp], Path(place))
+        expected = under_ddp(GLOO, [row.feature for row in rows if row.reference == DDP], Path(place))
+        of_group = under_ddp(GROUP, [row.feature for row in rows if row.group], Path(place))
         found = []
-        for number, row in enumerate(rows):
-            if number in with_ddp:
-                expected = torch.load(Path(place) / f"{with_ddp.index(number)}.pt")
-            else:
-                expected = row.train(Plain(row.slices))
+        for row in rows:
+            theirs = expected[row.feature] if row.reference == DDP else row.train(Plain(row.slices))
             try:
-                found.append(checked(row, expected))
+                trained = [of_group[row.feature]] if row.group else [job(row, workers) for workers in row.workers]
+                found.append(checked(row, theirs, trained))
             except Exception as error:
                 raise RuntimeError(f"{row.feature}: {error}") from error
     return found
 
 
-def checked(row: Row, expected: Tensors) -> float:
-    """The largest difference of a job from ``expected``. Raises RuntimeError if it is too large, or depends on the
+def checked(row: Row, expected: Tensors, trained: Sequence[Tensors]) -> float:
+    """The largest difference of jobs from ``expected``. Raises RuntimeError if it is too large, or depends on the
     number of workers."""
-    trained = [ours(row, workers) for workers in row.workers]
     for other in trained[1:]:
         if difference(other, trained[0]):
             raise RuntimeError(f"{row.workers} workers have different bits")
@@ -85,23 +87,53 @@ def checked(row: Row, expected: Tensors) -> float:
     return found
 
 
-def ours(row: Row, workers: int) -> Tensors:
-    """What worker 0 of a job has trained, with as many servers as workers."""
-    results: dict[int, Tensors] = {}
-
-    def script(ctx: Context) -> None:
-        results[ctx.rank] = row.train(Ours(ctx))
-
+def job(row: Row, workers: int) -> Tensors:
+    """What a job of so many workers has trained, with as many servers."""
+    if row.job is not None:
+        return row.job(row, workers)
+    results = Results(row)
     with Cluster(workers, workers, slices_per_step=row.slices) as cluster:
-        cluster.train(script, row.settings)
-    return results[0]
+        cluster.train(results, row.settings)
+    return results.same()
 
 
-def under_ddp(features: Sequence[str], place: Path) -> None:
-    """Train these rows under DDP; the results are ``0.pt`` and so on. Raises RuntimeError if a process fails."""
+class Results:
+    """The script of a job's workers, and what each of them has trained. ``side``: makes the side of a worker."""
+
+    def __init__(self, row: Row, side: Callable[[Context], Ours] = Ours) -> None:
+        self._row, self._side = row, side
+        self._found: dict[int, tuple[Tensors, list[float]]] = {}
+
+    def __call__(self, ctx: Context) -> None:
+        side = self._side(ctx)
+        self._found[ctx.rank] = self._row.train(side), side.agreed
+
+    def same(self) -> Tensors:
+        """What all workers have. Raises RuntimeError if they differ."""
+        (found, agreed), *others = self._found.values()
+        for other, also in others:
+            if agreed != also or difference(other, found):
+                raise RuntimeError("workers of a job have different results")
+        return found
+
+
+def under_ddp(backend: str, features: Sequence[str], place: Path) -> dict[str, Tensors]:
+    """What two processes of DDP have trained, by feature. Raises RuntimeError if a process fails."""
     if not features:
-        return
-    command = [sys.executable, "-m", "benchmarks.parity.ddp", str(place)]
+        return {}
+    module = [backend, str(place), "0", *features]
+    if backend == GROUP:
+        script = [str(Path(__file__).with_name("ddp.py")), "--servers", "2", "--workers", str(RANKS)]
+        call([sys.executable, "-m", "paramserver", "run", "--ddp", *script, "--", *module])
+    else:
+        _ranks(module)
+    return {feature: torch.load(place / f"{backend}-{number}.pt") for number, feature in enumerate(features)}
+
+
+def _ranks(words: Sequence[str]) -> None:
+    """The processes of DDP with gloo. Raises RuntimeError if one of them fails."""
+    backend, place, _, *features = words
+    command = [sys.executable, "-m", "benchmarks.parity.ddp", backend, place]
     processes = [
         subprocess.Popen(
             [*command, str(rank), *features],

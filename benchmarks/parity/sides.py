@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -108,6 +109,12 @@ class Side(Protocol):
     def prepare(self, model: Any, optimizer: Any, data: Data) -> tuple[Any, Any, Any]:
         """Model, optimizer and loader to train with."""
 
+    def prepare_part(self, name: str, model: Any, optimizer: Any, turns: int = 1) -> tuple[Any, Any]:
+        """One of several models, which makes so many steps on each batch."""
+
+    def prepare_data(self, data: Data) -> Any:
+        """The loader, after several models."""
+
     def scheduler(self, made: Any) -> Any:
         """The scheduler to step."""
 
@@ -130,7 +137,19 @@ class Side(Protocol):
         """Go on from what `state` gave."""
 
     def state(self) -> dict[str, Any]:
-        """Copies of weights and buffers (``"model"``) and of the optimizer's state (``"optimizer"``)."""
+        """Copies of weights and buffers (``"model"``) and of the optimizer's state (``"optimizer"``).
+
+        Of several models: these by name.
+        """
+
+    def register(self, name: str, thing: Any) -> None:
+        """The state of this object belongs to checkpoints."""
+
+    def evaluate(self, data: Data, measure: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        """What ``measure`` gives for each batch of the data, in order."""
+
+    def agree(self, mine: float) -> float:
+        """A number on which all processes agree."""
 
 
 class Ours:
@@ -141,11 +160,21 @@ class Ours:
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self._seen = 0
+        # What was agreed on so far.
+        self.agreed: list[float] = []
 
     def prepare(self, model: Any, optimizer: Any, data: Data) -> tuple[Any, Any, Any]:
         loader: Any = data.loader()
         found: tuple[Any, Any, Any] = self.ctx.prepare(model, optimizer, loader, accumulate=data.accumulate)
+        self._seen = self.ctx.version
         return found
+
+    def prepare_part(self, name: str, model: Any, optimizer: Any, turns: int = 1) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = self.ctx.prepare(model, optimizer, name=name, turns=turns)
+        return found
+
+    def prepare_data(self, data: Data) -> Any:
+        return self.ctx.prepare(data.loader())
 
     def scheduler(self, made: Any) -> Any:
         return self.ctx.prepare(made)
@@ -176,6 +205,18 @@ class Ours:
     def state(self) -> dict[str, Any]:
         return self.ctx.state_dict()
 
+    def register(self, name: str, thing: Any) -> None:
+        self.ctx.register(name, thing)
+
+    def evaluate(self, data: Data, measure: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        for x, y in self.ctx.evaluate(data.loader()):
+            self.ctx.gather(measure(x, y))
+        return self.ctx.gathered
+
+    def agree(self, mine: float) -> float:
+        self.agreed.append(self.ctx.agree(mine + self.ctx.rank / 4))
+        return self.agreed[-1]
+
 
 class Torch:
     """What plain torch and DDP have in common."""
@@ -188,6 +229,12 @@ class Torch:
         self.epoch = 0
         self.model: Any = None
         self.optimizer: Any = None
+        # Several models and their optimizers, by name.
+        self.parts: dict[str, tuple[nn.Module, Any]] = {}
+
+    def prepare_part(self, name: str, model: Any, optimizer: Any, turns: int = 1) -> tuple[Any, Any]:
+        self.parts[name] = model, optimizer
+        return model, optimizer
 
     def scheduler(self, made: Any) -> Any:
         return made
@@ -210,8 +257,18 @@ class Torch:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def state(self) -> dict[str, Any]:
-        model = {name: tensor.detach().clone() for name, tensor in self.bare.state_dict().items()}
-        return {"model": model, "optimizer": self.optimizer.state_dict()}
+        if self.parts:
+            return {name: _state(*part) for name, part in self.parts.items()}
+        return _state(self.bare, self.optimizer)
+
+    def register(self, name: str, thing: Any) -> None:
+        pass
+
+    def evaluate(self, data: Data, measure: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        return [measure(x, y) for x, y in data.loader()]
+
+    def agree(self, mine: float) -> float:
+        return mine
 
     @property
     def bare(self) -> nn.Module:
@@ -229,10 +286,18 @@ class Plain(Torch):
 
     def prepare(self, model: Any, optimizer: Any, data: Data) -> tuple[Any, Any, Any]:
         self.model, self.optimizer = model, optimizer
-        return model, optimizer, _Batches(self, data, self._slices)
+        return model, optimizer, self.prepare_data(data)
+
+    def prepare_data(self, data: Data) -> Any:
+        return _Batches(self, data, self._slices)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         return nullcontext()
+
+
+def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {"model": weights, "optimizer": copy.deepcopy(optimizer.state_dict())}
 
 
 class _Batches:

@@ -1,11 +1,22 @@
 """All rows of docs/parity.md by subject.
 
-To add a row: write a function of a side in a file of this package, and its `Row` in the list there.
+To add a row: write a function of a side in a file of `features`, and its `Row` in the list there.
 """
 
 from __future__ import annotations
 
-from benchmarks.parity import examples, loops, schedules, state, statistics
+from benchmarks.parity.features import (
+    again,
+    evaluation,
+    examples,
+    group,
+    layers,
+    loops,
+    models,
+    schedules,
+    state,
+    statistics,
+)
 from benchmarks.parity.rows import Row
 
 SUBJECTS: dict[str, list[Row]] = {
@@ -13,7 +24,11 @@ SUBJECTS: dict[str, list[Row]] = {
     "Statistics over a step": statistics.ROWS,
     "Optimizers": schedules.OF_OPTIMIZERS,
     "Learning rates": schedules.OF_SCHEDULERS,
-    "State": state.ROWS,
+    "Layers": layers.ROWS,
+    "Several models": models.ROWS,
+    "Evaluation": evaluation.ROWS,
+    "State": [*state.ROWS, *again.ROWS],
+    "Process group": group.ROWS,
     "Examples": examples.ROWS,
 }
 ROWS = [row for rows in SUBJECTS.values() for row in rows]

@@ -100,7 +100,9 @@ def validation(model: nn.Module) -> float:
 
 
 def flat(state: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of weights, buffers and the optimizer's state by name."""
+    """The tensors of weights, buffers and the optimizer's state by name, of one model or of several."""
+    if "model" not in state:
+        return {f"{name}.{key}": tensor for name, one in state.items() for key, tensor in flat(one).items()}
     found: dict[str, Tensor] = dict(state["model"])
     for number, values in state["optimizer"]["state"].items():
         for key, value in values.items():

@@ -107,4 +107,27 @@ class Together(Facts):
         """
         number = as_numbers({name: value}, {})[name]
         epoch, count = self._places.call(f"agree {name}")
-        return self.engine.agreeing.agree(f"script {name[:100]}", (epoch + 1, count + 1), number)
+        return self.engine.agreeing.agree(_asked(name), (epoch + 1, count + 1), number)
+
+    def agreed(self, name: str = "value") -> list[float]:
+        """The numbers of :meth:`agree` of this name so far, in order, also those from before this worker came.
+
+        For decisions that look back, such as early stopping: a worker that comes late, or begins again, decides as the
+        others do. All workers have the same numbers at the same place of the script. If the job went back, those of
+        epochs that come again are left out until then.
+
+        >>> for epoch in ctx.epochs(2):
+        ...     if ctx.agreed("loss") and min(ctx.agreed("loss")) < 0.1:
+        ...         break
+        ...     loss = ctx.agree(1.0 / (epoch + 1), "loss")
+        >>> ctx.agreed("loss")
+        [1.0, 0.5]
+        """
+        epoch, count = self._places.called(f"agree {name}")
+        numbers = self.engine.agreeing.so_far(_asked(name), 0)
+        return [value for place, value in sorted(numbers.items()) if place <= (epoch + 1, count)]
+
+
+def _asked(name: str) -> str:
+    """A script's name for a number, as the coordinator hears of it."""
+    return f"script {name[:100]}"

@@ -195,6 +195,61 @@ def test_agree_gives_the_number_of_whoever_comes_first() -> None:
     assert found == {0: (5, 1, 7), 1: (5, 1, 7)}
 
 
+def test_a_worker_that_comes_late_stops_early_with_the_others() -> None:
+    """It decides by the losses of all epochs, also of those before it came; and at the same place as the others."""
+    losses, patience = (3.0, 2.0, 2.5, 2.6, 2.7, 2.8), 2
+    come, trains = threading.Event(), threading.Event()
+    last: dict[int, tuple[int, list[float]]] = {}
+
+    def script(ctx: Context) -> None:
+        model: Any = network()
+        optimizer: Any = adamw(model.parameters())
+        loader: Any = DataLoader(dataset(32), batch_size=8)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        for epoch in ctx.epochs(len(losses)):
+            known = ctx.agreed("loss")
+            assert known == list(losses[:epoch])
+            last[ctx.rank] = epoch, known
+            if known and len(known) - known.index(min(known)) > patience:
+                break
+            for x, y in loader:
+                if ctx.rank:
+                    trains.set()
+                elif epoch == 2 and not come.is_set():
+                    come.set()
+                    wait(trains, "a batch of the other worker", 60.0)
+                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+            ctx.agree(losses[epoch], "loss")
+            assert ctx.agreed("loss") == list(losses[: epoch + 1])
+
+    with Cluster(1, 1, slices_per_step=2) as cluster:
+        cluster.start(script)
+        wait(come, "the third epoch", 60.0)
+        cluster.start(script)
+        cluster.join()
+        assert cluster.outcome().result.version == 4 * 2
+    assert last == dict.fromkeys((0, 1), (4, list(losses[:4])))
+
+
+def test_numbers_of_epochs_that_come_again_are_left_out_until_then() -> None:
+    def script(ctx: Context) -> None:
+        for epoch in range(2):
+            ctx._places.plan(epoch, last=epoch == 1)
+            ctx.agree(epoch, "loss")
+            ctx.agree(epoch + 0.5, "loss")
+        ctx._places.plan(0, last=False)
+        assert ctx.agreed("loss") == []
+        assert ctx.agree(7, "loss") == 0
+        assert ctx.agreed("loss") == [0]
+        ctx._places.plan(1, last=True)
+        assert ctx.agreed("loss") == [0, 0.5]
+        assert ctx.agreed("other") == []
+
+    inside(script)
+
+
 def test_refused() -> None:
     numbers: Any = list(range(8))
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.core.layout.plan import Kind
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, Outcome, train, until
-from tests.support.cluster.programs import CLASSES, FEATURES, Aligned, Program, adamw, dataset, fill
+from tests.support.cluster.programs import Aligned, Program, adamw, dataset
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
+from tests.support.layers import Adapted, Branching, Checkpointed, Pictures, adapters
 
 SAMPLES, BATCH, SLICES, EPOCHS = 48, 8, 2, 3
 
@@ -40,22 +40,6 @@ def compare(build: Callable[[], nn.Module], optimizer: Any = adamw, exact: bool 
     return outcomes[1]
 
 
-class Checkpointed(Aligned):
-    """Its first layer is computed again in the backward pass."""
-
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.reentrant, self.calls = reentrant, 0
-
-    def inner(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return torch.tanh(self.first(x))
-
-    def forward(self, x: Tensor) -> Any:
-        x = x.detach().requires_grad_() if self.reentrant else x
-        return self.second(checkpoint(self.inner, x, use_reentrant=self.reentrant))
-
-
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 def test_activation_checkpointing(reentrant: bool) -> None:
     made: list[Checkpointed] = []
@@ -66,21 +50,6 @@ def test_activation_checkpointing(reentrant: bool) -> None:
 
     compare(build)
     assert made[0].calls == 2 * EPOCHS * SAMPLES // BATCH, "each slice computes the layer twice"
-
-
-class Branching(Aligned):
-    """Each slice takes one of two ways, by its data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Parameter(torch.full((16,), 0.5))
-        self.right = nn.Parameter(torch.full((16,), 2.0))
-        self.ways: set[bool] = set()
-
-    def forward(self, x: Tensor) -> Any:
-        way = bool(x[0, 0] > 0)
-        self.ways.add(way)
-        return super().forward(x) * (self.left if way else self.right).mean()
 
 
 def test_control_flow_that_differs_between_slices() -> None:
@@ -94,22 +63,6 @@ def test_control_flow_that_differs_between_slices() -> None:
     assert made[0].ways == {True, False}
 
 
-class Pictures(nn.Module):
-    """A convolution over four channels, in either memory format."""
-
-    def __init__(self, memory_format: torch.memory_format) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 8, 3, padding=1)
-        self.head = nn.Linear(8, CLASSES)
-        self.memory_format = memory_format
-        fill(self)
-        self.to(memory_format=memory_format)  # type: ignore[call-overload]
-
-    def forward(self, x: Tensor) -> Any:
-        images = x.repeat(1, 8)[:, :16].view(-1, 4, 2, 2).contiguous(memory_format=self.memory_format)
-        return self.head(torch.relu(self.conv(images)).mean((2, 3)))
-
-
 def test_channels_last() -> None:
     outcome = compare(lambda: Pictures(torch.channels_last), exact=False)
     plain = train(
@@ -120,42 +73,6 @@ def test_channels_last() -> None:
     )
     for name, _ in Pictures(torch.channels_last).named_parameters():
         torch.testing.assert_close(outcome.tensor(name), plain.tensor(name), rtol=1e-4, atol=1e-5)
-
-
-class Quantised(nn.Module):
-    """A linear layer whose weights are eight-bit numbers with a scale, and are not trained."""
-
-    weight: Tensor
-    scale: Tensor
-
-    def __init__(self, inside_: int, outside: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.randint(-9, 9, (outside, inside_), dtype=torch.int8))
-        self.register_buffer("scale", torch.full((outside, 1), 0.05))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ (self.weight.float() * self.scale).T
-
-
-class Adapted(nn.Module):
-    """A quantised layer and an adapter of low rank, as in QLoRA; the head is frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.base = Quantised(FEATURES, 16)
-        self.down = nn.Linear(FEATURES, 16, bias=False)
-        self.up = nn.Linear(16, 16, bias=False)
-        self.head = nn.Linear(16, CLASSES)
-        nn.init.zeros_(self.up.weight)
-        self.head.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.head(torch.tanh(self.base(x) + self.up(self.down(x))))
-
-
-def adapters(parameters: Any, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=0.01, **options)
 
 
 def test_quantised_base_layers_with_adapters() -> None:

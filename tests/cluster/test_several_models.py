@@ -165,6 +165,16 @@ def _too_often(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic
         of_critic.step()
 
 
+def _leaves_a_step_out(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
+    """The forger steps on every second batch, so which steps there are would depend on the number of workers."""
+    critic, of_critic = ctx.prepare(critic, of_critic, name="critic")
+    forger, of_forger, loader = ctx.prepare(forger, of_forger, loader, name="forger")
+    for number, _ in enumerate(loader):
+        of_critic.step()
+        if number % 2 == 0:
+            of_forger.step()
+
+
 def _other_class(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
     ctx.prepare(forger, of_forger, name="forger")
     ctx.prepare(critic, torch.optim.SGD(critic.parameters(), lr=0.1), name="critic")
@@ -187,6 +197,10 @@ def _accumulates(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_crit
         (_before_the_loader, "give the loader to ctx.prepare before the first optimizer.step"),
         (_out_of_turn, "steps where it is the turn of 'critic'"),
         (_too_often, "steps where it is the turn of 'forger'"),
+        (
+            _leaves_a_step_out,
+            r"where the optimizer of 'forger' is to step: .* all of them or none",
+        ),
         (_other_class, "optimizers of one class"),
         (_no_turns, "at least 1, not 0"),
         (_accumulates, "do not go with accumulate"),

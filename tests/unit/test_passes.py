@@ -81,3 +81,15 @@ def test_of_two_iterations_at_once_the_older_one_is_refused() -> None:
     passes.check(newer)
     with pytest.raises(errors.UserError, match="another iteration over the prepared loader has begun"):
         passes.check(older)
+
+
+def test_the_body_of_the_loop_may_ask_ahead_and_is_still_in_the_loop() -> None:
+    """The last turn on the last batch finds that nothing is left, before the script's scheduler steps."""
+    passes = Passes()
+    passes.plan(0, last=True)
+    passes.begin()
+    passes.gives(0)
+    passes.gives(None)
+    passes.looked_ahead()
+    assert passes.in_loop
+    assert not passes.ended

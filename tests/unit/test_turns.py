@@ -86,3 +86,16 @@ def test_a_step_out_of_turn_is_refused() -> None:
 def test_turns_do_not_go_with_everything(others: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="2 turns on each batch"):
         DataSpec(8, 2, turns=2, **others)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("made", "refused"), [(0, False), (1, True), (2, True), (3, False)])
+def test_a_batch_has_all_of_its_steps_or_none(made: int, refused: bool) -> None:
+    turns = Turns(["critic", "critic", "actor"])
+    turns.begin(0)
+    for name in ["critic", "critic", "actor"][:made]:
+        turns.step(name)
+    if not refused:
+        turns.end()
+        return
+    with pytest.raises(UserError, match=rf"where the optimizer of '{['', 'critic', 'actor'][made]}' is to step"):
+        turns.end()

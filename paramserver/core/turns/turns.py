@@ -38,6 +38,17 @@ class Turns:
         """The model whose step is to contribute next; empty: none on this batch."""
         return "" if self._wanted is None else self._order[self._wanted]
 
+    def end(self) -> None:
+        """The script asks for the next batch. Raises UserError if it has made some of the steps on this one."""
+        if 0 < self._made < len(self._order):
+            words = ", ".join(self._order)
+            raise UserError(
+                f"the script asks for another batch where the optimizer of {self._order[self._made]!r} is to step: on "
+                f"each batch optimizers step in the order in which their models were prepared ({words}), all of them "
+                "or none. To step on other samples each time, give the loader larger batches and take a part for "
+                "each step"
+            )
+
     def step(self, name: str) -> bool:
         """The optimizer of this model steps: whether this contributes. Raises UserError if it is not its turn."""
         words = ", ".join(self._order)

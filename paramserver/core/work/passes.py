@@ -43,12 +43,16 @@ class Passes:
         self.through = 0
         self.calls.clear()
 
+    def called(self, what: str) -> tuple[int, int]:
+        """The epoch, and how often the script has called ``what`` in it."""
+        epoch, count = self.calls.get(what, (self.epoch, 0))
+        return self.epoch, count if epoch == self.epoch else 0
+
     def call(self, what: str) -> tuple[int, int]:
         """The script calls ``what``; returns the epoch, and how often it was called in that epoch before."""
-        epoch, count = self.calls.get(what, (self.epoch, 0))
-        count = count if epoch == self.epoch else 0
-        self.calls[what] = (self.epoch, count + 1)
-        return self.epoch, count
+        epoch, count = self.called(what)
+        self.calls[what] = (epoch, count + 1)
+        return epoch, count
 
     def leave(self) -> None:
         """The loop over ``ctx.epochs`` is left, before its end."""
@@ -105,6 +109,10 @@ class Passes:
             return None
         self.again = epoch < self.epoch
         return self.epoch - epoch
+
+    def looked_ahead(self) -> None:
+        """What the iteration gives next was asked for by the loop's own body, in which the script still is."""
+        self.in_loop, self.ended = True, False
 
     def steps(self) -> None:
         """The script makes an optimizer step."""

@@ -57,7 +57,11 @@ class Models:
 
         def contribute(unscale: float, overflow: bool) -> None:
             if self._steps is None:
-                raise errors.UserError("give the loader to ctx.prepare before the first optimizer.step()")
+                raise errors.UserError(
+                    "give the loader to ctx.prepare before the first optimizer.step(): jobs of several models have "
+                    "one. If the script draws its batches itself, loop over a prepared DataLoader(range(steps), "
+                    "batch_size=1), and draw in the loop"
+                )
             self._steps.step_of(name, unscale, overflow)
 
         def fetch() -> State:

@@ -53,6 +53,7 @@ class TurnSteps(Steps):
 
     def end(self, item: Item) -> None:
         self._in_body = False
+        self._turns.end()
         if self.item is not None:
             super().end(self.item)
 

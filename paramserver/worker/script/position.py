@@ -106,6 +106,7 @@ class Position:
             self._engine.member.phases.enter(COMPUTE)
             return following
         self._kept.append(following)
+        self._passes.looked_ahead()
         return None
 
     def _follows(self, one: Item, other: Item) -> bool:
@@ -115,9 +116,12 @@ class Position:
         return (other.epoch, other.index) == (one.epoch, one.index + 1) and other.index % turns > 0
 
     def next_item(self, iteration: int) -> Item | None:
-        if self._kept:
-            return self._kept.pop()
         passes, engine = self._passes, self._engine
+        if self._kept:
+            kept = self._kept.pop()
+            if kept is None:
+                passes.gives(None)
+            return kept
         passes.check(iteration)
         while True:
             item = engine.loop.next_item(passes.epoch, passes.last, stay=passes.plain)

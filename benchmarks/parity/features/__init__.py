@@ -1,0 +1,1 @@
+"""The rows of docs/parity.md, a file for each subject."""
