@@ -192,8 +192,8 @@ def test_no_batch_is_loaded_in_vain_because_of_a_slice_of_others(monkeypatch: py
     dropped: Counter[int] = Counter()
     settle = Weights.settle_slice
 
-    def settle_slice(self: Weights, used: frozenset[int]) -> bool:
-        right, version = settle(self, used), self.version
+    def settle_slice(self: Weights, used: frozenset[int], waited_s: float) -> bool:
+        right, version = settle(self, used, waited_s), self.version
         if late and ranks[id(self)] == SLOWEST and not dropped[SLOWEST]:
             until("two versions of the others", lambda: cluster.stats()[0].version >= version + 2, 60.0)
             right = False
