@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.parity.loops import Normed
+from benchmarks.parity.features.loops import Normed
 from benchmarks.parity.rows import PLAIN, RANKS, ROUNDING, Row, Tensors
 from benchmarks.parity.sides import Data, Side
 from benchmarks.parity.training import EPOCHS, Training, flat, sgd
