@@ -73,7 +73,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     )
     placement.plan(scenario.events)
     tiered = shares_pulls(scenario)
-    begins = not (shared or scenario.gpu or tiered) and scenario.backward > 0
+    begins = not shared and not scenario.gpu and scenario.backward > 0
     members = [
         Member(
             clock,
@@ -86,7 +86,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
             costs.hand_ns * 1e-9 * scenario.params,
             0.0 if scenario.gpu else scenario.worker_threads,
             scenario.backward,
-            begins=begins,
+            begins=begins and not (tiered and seats.workers.count(seats.workers[rank]) > 1),
         )
         for rank in range(scenario.workers)
     ]

@@ -56,8 +56,6 @@ class HostTier:
         self._takers: dict[int, _Taker] = {}
         # By worker, the slot that it reads.
         self._reading: dict[int, int] = {}
-        # How many sums the host has pushed, and how many versions it has pulled.
-        self.pushed = self.pulled = 0
 
     # ---- contributions
 
@@ -112,7 +110,6 @@ class HostTier:
         self._keeper.program.host.cores.run(self._sum_s, added)
 
     def _push(self, step: int, node: Node) -> None:
-        self.pushed += 1
         chain = self._until_now(self._chains[step, node])
         pushed = self._keeper.push(SyncName(step, *node, self._sums.of), 0, chain)
 
@@ -179,7 +176,8 @@ class HostTier:
 
         def here(chain: Chain) -> None:
             if call in self._takers:
-                reading = tuple(slot for worker, slot in self._reading.items() if worker == member.ident)
+                slot = self._reading.get(member.ident)
+                reading = () if slot is None else (slot,)
                 self._weigh(host_weights.Wants(member.ident, call, version, reading), chain)
 
         def give_up() -> None:
@@ -205,7 +203,6 @@ class HostTier:
 
     def _bring(self, version: int, chain: Chain) -> Process[None]:
         """Pull a version for all workers of this host."""
-        self.pulled += 1
         answers, last = yield self._keeper.asking(AtLeast(version), ahead=True, chain=chain)[0]
         answers, chain = yield from self._keeper.agree(answers, last.chain)
         self._weigh(host_weights.Came(answers[0].version), chain)
@@ -228,15 +225,14 @@ class HostTier:
         member.program.loop.run((self._call_s - self._serve_s) / 2, here)
 
     def _back(self, member: Member, chain: Chain, then: Callable[[Chain], None]) -> None:
-        """An answer is on its way."""
-        if member is self._keeper:
-            then(chain)
-            return
+        """An answer is on its way. It comes when all effects of an event are performed, also if calls cost nothing."""
         began_at = self._clock.now
-        member.program.loop.run(
-            (self._call_s - self._serve_s) / 2,
-            lambda: then(longer(chain, Part.CALLS, self._clock.now - began_at)),
-        )
+
+        def there() -> None:
+            then(longer(chain, Part.CALLS, self._clock.now - began_at))
+
+        call_s = 0.0 if member is self._keeper else (self._call_s - self._serve_s) / 2
+        self._clock.after(0.0, lambda: member.program.loop.run(call_s, there))
 
     def _until_now(self, chain: Chain) -> Chain:
         """Waiting for others of the host is put down to calls."""

@@ -172,8 +172,7 @@ class Member:
 
         ``ahead``: they may be sent while they are made. ``chain``: of a question for all workers of the host.
         """
-        begins = self._begins and chain is None
-        return _all([self._ask(index, want, ahead, begins, chain=chain) for index in range(len(self))])
+        return _all([self._ask(index, want, ahead, self._begins, chain=chain) for index in range(len(self))])
 
     def headers(self, want: Want) -> tuple[All, Callable[[], None]]:
         """Ask every shard which version there is; as :meth:`asking`."""
@@ -223,7 +222,8 @@ class Member:
             asked = [self._ask(index, Exactly(oldest), bare=bare).answer for index in ahead]
             again, last = yield every(asked)
             if any(answer.gone for answer in again):
-                asked = [self._ask(index, AtLeast(oldest + 1), bare=bare).answer for index in range(len(self))]
+                want, begins = AtLeast(oldest + 1), self._begins
+                asked = [self._ask(index, want, begins=begins, bare=bare).answer for index in range(len(self))]
                 answers, last = yield every(asked)
             else:
                 for index, answer in zip(ahead, again, strict=True):
