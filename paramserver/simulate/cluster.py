@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from statistics import fmean
 
 from paramserver.core.layout.thresholds import EARLY_PUSH_BYTES
@@ -15,10 +16,11 @@ from paramserver.simulate.machinery.blame import NOTHING, Part, between, largest
 from paramserver.simulate.machinery.clock import VirtualClock, start
 from paramserver.simulate.machinery.cores import Cores
 from paramserver.simulate.parts.asynchronous import AsyncWorker
+from paramserver.simulate.parts.host_tier import HostTier
 from paramserver.simulate.parts.hosts import Host, Network, Program
 from paramserver.simulate.parts.member import Member
 from paramserver.simulate.parts.pieces import pieces_of
-from paramserver.simulate.parts.seats import seating, shares_memory
+from paramserver.simulate.parts.seats import seating, shares_memory, shares_pulls
 from paramserver.simulate.parts.stragglers import draws
 from paramserver.simulate.parts.synchronous import SyncWorker
 from paramserver.simulate.scenario import Outcome, Record, Scenario, busy, shares
@@ -70,6 +72,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
         ),
     )
     placement.plan(scenario.events)
+    tiered = shares_pulls(scenario)
     begins = not shared and not scenario.gpu and scenario.backward > 0
     members = [
         Member(
@@ -83,14 +86,18 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
             costs.hand_ns * 1e-9 * scenario.params,
             0.0 if scenario.gpu else scenario.worker_threads,
             scenario.backward,
-            begins=begins,
+            begins=begins and not (tiered and seats.workers.count(seats.workers[rank]) > 1),
         )
         for rank in range(scenario.workers)
     ]
     placement.followers = members
     early = not shared and scenario.moves and scenario.backward > 0 and scenario.nbytes >= EARLY_PUSH_BYTES
     leases = SliceLeases(0)
-    synchronous = [SyncWorker(member, scenario.workers, scenario.slices, scenario.moves, early) for member in members]
+    tiers = _tiers(scenario, members) if tiered else {}
+    synchronous = [
+        SyncWorker(member, scenario.workers, scenario.slices, scenario.moves, early, tiers.get(member.program.host))
+        for member in members
+    ]
     asynchronous = [AsyncWorker(member, leases, scenario.workers, early) for member in members]
     for worker in synchronous if scenario.sync else asynchronous:
         start(worker.run())
@@ -106,6 +113,16 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     record.moved = sum(worker.moved for worker in synchronous)
     record.repeated = first.counters.duplicate
     return summed_up(scenario, record), record
+
+
+def _tiers(scenario: Scenario, members: Sequence[Member]) -> dict[Host, HostTier]:
+    """By host with several workers, its one push and pull."""
+    tiers, costs = {}, scenario.costs
+    for host in dict.fromkeys(member.program.host for member in members):
+        own = [member for member in members if member.program.host is host]
+        if len(own) > 1:
+            tiers[host] = HostTier(own[0].clock, own[0], len(own), costs, costs.sum_ns * 1e-9 * scenario.params)
+    return tiers
 
 
 class _Publishing:

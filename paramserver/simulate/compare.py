@@ -11,7 +11,12 @@ _WORTH_IT = 0.05
 
 
 def by_formula(scenario: Scenario) -> dict[str, float]:
-    """Seconds per step of communication alone, by scheme, for the given number of servers."""
+    """Seconds per step of communication alone, by scheme, for the given number of servers.
+
+    Nothing where workers share a host: the formulas are those of workers that have a link each.
+    """
+    if scenario.workers_per_host > 1:
+        return {}
     n, alone, size, bandwidth = scenario.workers, scenario.alone, scenario.nbytes, scenario.bandwidth
     many = f"{alone} server{'s' if alone != 1 else ''}"
     found = {}
@@ -39,7 +44,8 @@ def advice(scenario: Scenario) -> str | None:
     The formulas are those of machines that differ in nothing and have one process each. So nothing is said of jobs with
     stragglers, of asynchronous ones, and where processes share a machine; beside workers, servers are no slower.
     """
-    alike = not (scenario.stragglers or scenario.hosts or scenario.with_server or scenario.servers_per_host > 1)
+    together = scenario.servers_per_host > 1 or scenario.workers_per_host > 1
+    alike = not (scenario.stragglers or scenario.hosts or scenario.with_server or together)
     n, size, bandwidth, replicas = scenario.workers, scenario.nbytes, scenario.bandwidth, scenario.replicas
     if not (scenario.sync and alike and n > 1):
         return None

@@ -20,6 +20,8 @@ _BAR = 30
 # Rows of a histogram; neighbouring numbers share a row if there are more.
 _ROWS = 12
 _WIDTH = 22
+# A difference that is smaller than this part says nothing.
+_WORTH_IT = 0.05
 
 
 def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
@@ -49,6 +51,16 @@ def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
         lines.append(_row("clocks apart", f"{outcome.max_clock_spread} slices at most"))
         lines += _histogram(outcome)
     return lines
+
+
+def host_tier(outcome: Outcome, apart: Outcome) -> str:
+    """Whether one push and one pull per host pay. ``apart``: the outcome if each worker pushes and pulls by itself."""
+    ratio = outcome.steps_per_s / apart.steps_per_s
+    said = f"{apart.steps_per_s:.4g} steps/s if each worker pushed and pulled by itself"
+    if ratio >= 1 + _WORTH_IT:
+        return _row("once per host", f"{ratio:.2g} times as fast: {said}")
+    how = "no faster" if ratio > 1 - _WORTH_IT else "slower"
+    return _row("once per host", f'{how}: {said} (cluster.host_tier = "off")')
 
 
 def events(record: Record) -> list[str]:
@@ -82,10 +94,10 @@ def suggestion(scenario: Scenario, found: Suggestion) -> list[str]:
             f"{tried.alone:>7}  {tried.beside or '-':>14}  {outcome.steps_per_s:>9.4g}  {of_best:>7}  "
             f"{outcome.limit}{mark}"
         )
-    if scenario.hosts == 1:
+    schemes = by_formula(scenario).items()
+    if scenario.hosts == 1 or not schemes:
         return lines
     lines += ["", "Communication alone, by formula, ms per step:"]
-    schemes = by_formula(scenario).items()
     lines += [f"  {_figure(1000 * seconds):>9}  {scheme}" for scheme, seconds in schemes]
     if scenario.workers > 1 and scenario.alone <= scenario.workers:
         server, worker = byteps_shares(scenario.workers, scenario.alone)
@@ -169,6 +181,8 @@ def _where(scenario: Scenario) -> str:
     if scenario.hosts == 1:
         return f"one host{cores}, {'grpc' if scenario.transport == 'grpc' else 'shm'}"
     hosts = f"{scenario.hosts} hosts{cores}, " if scenario.hosts else f"hosts{cores}, " if cores else ""
+    if scenario.workers_per_host > 1:
+        hosts = f"{scenario.workers_per_host} workers per host{cores}, "
     return f"{beside}{hosts}{short(8 * scenario.bandwidth)}b/s"
 
 

@@ -31,7 +31,8 @@ class Scenario:
     ``chunk_bytes``: 0: chosen by ``link_mbps``, or, if that is 0, by ``bandwidth``.
 
     ``hosts``: on which workers and servers are dealt out in turn; 0: each has one of its own, but ``servers_per_host``,
-    and with ``with_server`` the last servers are beside the workers. ``transport`` and ``placement``: as configured.
+    ``workers_per_host``, and with ``with_server`` the last servers are beside the workers. ``transport``, ``placement``
+    and ``host_tier``: as configured.
     ``cores``: of each host; 0: enough for all.
     ``threads``, ``worker_threads``: of a server's arithmetic (0: chosen) and of a worker's computing. ``gpu``:
     a GPU computes, not the host's processors. ``backward``: the part of a slice in which the backward pass
@@ -57,6 +58,8 @@ class Scenario:
     moves: bool = True
     hosts: int = 0
     servers_per_host: int = 1
+    workers_per_host: int = 1
+    host_tier: str = "auto"
     with_server: bool = False
     transport: str = "auto"
     placement: str = "auto"
@@ -96,6 +99,11 @@ class Scenario:
             raise ConfigError(
                 f"--with-server starts one server beside each of {self.workers} workers, and --servers counts them: "
                 f"it must be {self.workers} or more, not {self.servers}, and --hosts cannot be given"
+            )
+        if self.workers_per_host < 1 or (self.workers_per_host > 1 and (self.hosts or self.with_server)):
+            raise ConfigError(
+                f"--workers-per-host is {self.workers_per_host}, but must be 1 or more. Their servers are on other "
+                "machines, so with more than 1 neither --hosts nor --with-server can be given"
             )
         if not 0 <= self.replicas < self.servers:
             raise ConfigError(

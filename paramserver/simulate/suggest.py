@@ -46,7 +46,8 @@ def suggest(scenario: Scenario, replicas: int = 0) -> Suggestion:
     """
     alone = numbers(scenario.workers)
     tried = [Servers(number) for number in alone]
-    if not scenario.hosts and 1 < scenario.workers <= MAX_SERVERS // 2:
+    apart = not scenario.hosts and scenario.workers_per_host == 1
+    if apart and 1 < scenario.workers <= MAX_SERVERS // 2:
         tried += [Servers(number, scenario.workers) for number in [0, *alone] if number <= scenario.workers / 2]
     outcomes = {one: simulate(_with(scenario, one, replicas))[0] for one in tried}
     best = max(outcome.steps_per_s for outcome in outcomes.values())

@@ -173,3 +173,24 @@ def test_units() -> None:
     assert units.bandwidth("--bandwidth", "10Gbps") == pytest.approx(1.25e9)
     assert units.bandwidth("--bandwidth", "200 MB/s") == pytest.approx(2e8)
     assert units.bandwidth("--bandwidth", "1GiB/s") == 1 << 30
+
+
+def test_one_push_and_pull_per_host_beside_each_workers_own(capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = ["--workers", "4", "--workers-per-host", "2", "--servers", "2"]
+    assert main([*JOB.split(), *hosts, "--bandwidth", "100Mb/s", "--suggest", "--json", "out.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 workers per host, 100 Mb/s" in printed
+    (said,) = (line for line in printed.splitlines() if line.startswith("once per host"))
+    assert "times as fast" in said
+    assert "all-reduce" not in printed, "the formulas know one worker per host"
+    assert json.loads(Path("out.json").read_text())["by_formula_s"] == {}
+    slow = ["simulate", "--params", "1M", "--compute", "5s", "--steps", "10", *hosts]
+    assert main(slow) == 0
+    assert "no faster" in capsys.readouterr().out
+    assert main([*slow, "--set", "cluster.host_tier=off"]) == 0
+    assert "once per host" not in capsys.readouterr().out
+
+
+def test_workers_of_a_host_are_one_or_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB.split(), "--workers-per-host", "0"]) == 2
+    assert "--workers-per-host is 0" in capsys.readouterr().err

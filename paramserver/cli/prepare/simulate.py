@@ -33,6 +33,7 @@ def simulate(
     event: Annotated[list[str] | None, shows("KIND:SERVER@TIME")] = None,
     hosts: int = 0,
     servers_per_host: Annotated[str | None, flag("cluster.servers_per_host")] = None,
+    workers_per_host: int = 1,
     with_server: Annotated[bool, Parameter(negative=())] = False,
     placement: Annotated[str | None, flag("cluster.placement")] = None,
     transport: Annotated[str | None, flag("cluster.transport")] = None,
@@ -82,6 +83,8 @@ def simulate(
         Machines on which workers and servers are dealt out in turn, 1: all on one; 0: each has a machine of its own.
     servers_per_host
         Servers on each machine for servers alone.
+    workers_per_host
+        Workers on each machine for workers alone, which pull and push once, unless cluster.host_tier is "off".
     with_server
         The last of the servers are beside the workers, one for each.
     placement
@@ -125,8 +128,8 @@ def simulate(
     out
         Write what --calibrate measured to this file.
     config
-        TOML file with settings of a job: workers, servers, where these are, mode, staleness, slices per step, seed,
-        chunk size, threads, link_mbps.
+        TOML file with settings of a job: workers, servers, where these are, host_tier, mode, staleness, slices per
+        step, seed, chunk size, threads, link_mbps.
     set_
         Any such setting, as section.key=value; may be repeated.
     """
@@ -151,6 +154,7 @@ def simulate(
     from paramserver.simulate import compare, events, report, units
     from paramserver.simulate.cluster import simulate as run
     from paramserver.simulate.parts import stragglers
+    from paramserver.simulate.parts.seats import shares_pulls
 
     samples = units.count("--batch", batch)
     scenario = _scenario(
@@ -160,6 +164,7 @@ def simulate(
         bandwidth=units.bandwidth("--bandwidth", bandwidth),
         stragglers=tuple(stragglers.parse(text) for text in straggler or ()),
         hosts=hosts,
+        workers_per_host=workers_per_host,
         with_server=with_server,
         cores=cores,
         gpu=gpu,
@@ -172,6 +177,8 @@ def simulate(
     )
     outcome, record = run(scenario)
     print("\n".join(report.table(scenario, outcome, samples)))
+    if shares_pulls(scenario):
+        print(report.host_tier(outcome, run(replace(scenario, host_tier="off"))[0]))
     if scenario.events:
         print("\n".join(report.events(record)))
     found = None
@@ -220,6 +227,7 @@ def _scenario(settings: Settings, *, steps: int, **facts: Any) -> Scenario:
         workers=cluster.workers,
         servers=cluster.servers,
         servers_per_host=cluster.servers_per_host,
+        host_tier=cluster.host_tier,
         placement=cluster.placement,
         transport=cluster.transport,
         consistency=Consistency(mode, bound if mode is Mode.ASYNC else None),

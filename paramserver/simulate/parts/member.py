@@ -149,15 +149,15 @@ class Member:
         self._request(index, question)
         return question.answer
 
-    def complete(self, pushes: Sequence[Push]) -> All:
-        """Everything is computed: the rest of a contribution leaves."""
+    def complete(self, pushes: Sequence[Push], chain: Chain | None = None) -> All:
+        """Everything is computed: the rest of a contribution leaves. ``chain``: if it is not this worker's."""
         for push in pushes:
-            push.ready(1.0, self.chain)
+            push.ready(1.0, self.chain if chain is None else chain)
         return every([push.answer for push in pushes])
 
-    def push(self, name: Name, clock: int) -> All:
+    def push(self, name: Name, clock: int, chain: Chain | None = None) -> All:
         """Push a contribution to every shard."""
-        return self.complete(self.begin(name, clock))
+        return self.complete(self.begin(name, clock), chain)
 
     def wait_all(self, pushes: Sequence[All]) -> Process[None]:
         """Wait for several pushes."""
@@ -167,21 +167,29 @@ class Member:
             if waits:
                 self.chain = last.chain
 
-    def asking(self, want: Want, ahead: bool = False) -> tuple[All, Callable[[], None]]:
+    def asking(self, want: Want, ahead: bool = False, chain: Chain | None = None) -> tuple[All, Callable[[], None]]:
         """Ask every shard for weights; the signal of all answers, and a function that calls the questions off.
 
-        ``ahead``: they may be sent while they are made.
+        ``ahead``: they may be sent while they are made. ``chain``: of a question for all workers of the host.
         """
-        asked = [self._ask(index, want, ahead, self._begins) for index in range(len(self))]
+        return _all([self._ask(index, want, ahead, self._begins, chain=chain) for index in range(len(self))])
 
-        def call_off() -> None:
-            for one in asked:
-                one.call_off()
+    def headers(self, want: Want) -> tuple[All, Callable[[], None]]:
+        """Ask every shard which version there is; as :meth:`asking`."""
+        return _all([self._ask(index, want, bare=True) for index in range(len(self))])
 
-        return every([one.answer for one in asked]), call_off
-
-    def _ask(self, index: int, want: Want, ahead: bool = False, begins: bool = False) -> Pull:
-        pull = Pull(self.program, self.ident, want, self.assignment, self.chain, ahead, begins)
+    def _ask(
+        self,
+        index: int,
+        want: Want,
+        ahead: bool = False,
+        begins: bool = False,
+        bare: bool = False,
+        chain: Chain | None = None,
+    ) -> Pull:
+        # Only a worker's own question says what the worker computes.
+        said = self.assignment if chain is None else None
+        pull = Pull(self.program, self.ident, want, said, chain or self.chain, ahead, begins, bare)
         self._request(index, pull)
         return pull
 
@@ -201,17 +209,34 @@ class Member:
 
     def agreed(self, answers: list[Answer]) -> Process[list[Answer]]:
         """One version, the same of all shards, as `worker.links` sees to it: the oldest, or a later one."""
+        answers, self.chain = yield from self.agree(answers, self.chain)
+        self._takes(answers)
+        return answers
+
+    def agree(self, answers: list[Answer], chain: Chain, bare: bool = False) -> Process[tuple[list[Answer], Chain]]:
+        """The same without going on with these answers; and the chain up to the last of them. ``bare``: no weights."""
         answers = list(answers)
         while len({answer.version for answer in answers}) > 1:
             oldest = min(answer.version for answer in answers)
             ahead = [index for index, answer in enumerate(answers) if answer.version > oldest]
-            asked = [self._ask(index, Exactly(oldest)).answer for index in ahead]
+            asked = [self._ask(index, Exactly(oldest), bare=bare).answer for index in ahead]
             again, last = yield every(asked)
-            self.chain = last.chain
             if any(answer.gone for answer in again):
-                answers = yield from self.pull(AtLeast(oldest + 1))
-                continue
-            for index, answer in zip(ahead, again, strict=True):
-                answers[index] = answer
-        self._takes(answers)
-        return answers
+                want, begins = AtLeast(oldest + 1), self._begins
+                asked = [self._ask(index, want, begins=begins, bare=bare).answer for index in range(len(self))]
+                answers, last = yield every(asked)
+            else:
+                for index, answer in zip(ahead, again, strict=True):
+                    answers[index] = answer
+            chain = last.chain
+        return answers, chain
+
+
+def _all(asked: Sequence[Pull]) -> tuple[All, Callable[[], None]]:
+    """The signal of all answers, and a function that calls the questions off."""
+
+    def call_off() -> None:
+        for one in asked:
+            one.call_off()
+
+    return every([one.answer for one in asked]), call_off

@@ -60,7 +60,7 @@ class Push:
 
 
 class Pull:
-    """A question for weights. ``ahead``, ``begins``: as in :meth:`Shard.pull`."""
+    """A question for weights. ``ahead``, ``begins``, ``bare``: as in :meth:`Shard.pull`."""
 
     def __init__(
         self,
@@ -71,10 +71,11 @@ class Pull:
         chain: Chain,
         ahead: bool,
         begins: bool,
+        bare: bool = False,
     ) -> None:
         self.answer: Signal[Answer] = Signal()
         self._program, self._worker, self._want, self._assignment = program, worker, want, assignment
-        self._chain, self._ahead, self._begins = chain, ahead, begins
+        self._chain, self._ahead, self._begins, self._bare = chain, ahead, begins, bare
         self._off: Callable[[], None] = lambda: None
         self._called_off = False
 
@@ -99,7 +100,7 @@ class Pull:
         signal.then(lambda answer: rest.all(answer.chain))
 
     def _ask(self, shard: Shard, want: Want, ahead: bool, begins: bool) -> tuple[Signal[Answer], Callable[[], None]]:
-        return shard.pull(self._program, self._worker, want, self._assignment, self._chain, ahead, begins)
+        return shard.pull(self._program, self._worker, want, self._assignment, self._chain, ahead, begins, self._bare)
 
     def call_off(self) -> None:
         """The worker does not need the answer any more."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paramserver.core.job.holders import Holders
 from paramserver.core.layout.placement import Seat, choose
 from paramserver.core.layout.plan import Layout, Plan, TensorSpec, link_chunk_bytes, make_layout, make_plan
-from paramserver.core.layout.thresholds import server_threads
+from paramserver.core.layout.thresholds import REST_BYTES, server_threads
 from paramserver.errors import ConfigError
 from paramserver.simulate.scenario import Scenario
 
@@ -43,8 +43,21 @@ def shares_memory(scenario: Scenario) -> bool:
     return scenario.transport != "grpc"
 
 
+def shares_pulls(scenario: Scenario) -> bool:
+    """Whether the workers of a host push and pull once, as `worker.host.tier` and the settings say."""
+    return (
+        scenario.sync
+        and scenario.host_tier == "auto"
+        and scenario.transport in ("auto", "bulk")
+        and min(scenario.workers, scenario.workers_per_host) > 1
+        and scenario.nbytes >= REST_BYTES
+    )
+
+
 def _workers(scenario: Scenario) -> list[str]:
-    return [f"h{rank % scenario.hosts}" if scenario.hosts else f"w{rank}" for rank in range(scenario.workers)]
+    if scenario.hosts:
+        return [f"h{rank % scenario.hosts}" for rank in range(scenario.workers)]
+    return [f"w{rank // scenario.workers_per_host}" for rank in range(scenario.workers)]
 
 
 def _servers(scenario: Scenario) -> list[Seat]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paramserver.core.versions.events import AtLeast
+from paramserver.core.versions.host_sums import patience_s
 from paramserver.core.versions.names import SyncName
 from paramserver.core.versions.reduction import Node
 from paramserver.core.work.stealing import Advice, Assignment
@@ -31,6 +32,7 @@ from paramserver.core.work.sync_worker import SyncWorkerState
 from paramserver.simulate.machinery.blame import Chain, Part, longer
 from paramserver.simulate.machinery.clock import Process, Signal
 from paramserver.simulate.parts import requests
+from paramserver.simulate.parts.host_tier import HostTier
 from paramserver.simulate.parts.member import All, Member
 from paramserver.simulate.servers.calls import Answer
 
@@ -41,11 +43,21 @@ _Heard = tuple[list[Answer], Answer] | None
 class SyncWorker:
     """The shell of one worker. ``moves``: slices may go to others.
 
-    ``early``: a contribution leaves while it is computed, where it can.
+    ``early``: a contribution leaves while it is computed, where it can. ``tier``: the one push and pull of its host.
     """
 
-    def __init__(self, member: Member, workers: int, slices: int, moves: bool, early: bool = False) -> None:
-        self._member, self._workers, self._of, self._early = member, workers, slices, early
+    def __init__(
+        self,
+        member: Member,
+        workers: int,
+        slices: int,
+        moves: bool,
+        early: bool = False,
+        tier: HostTier | None = None,
+    ) -> None:
+        self._member, self._workers, self._of = member, workers, slices
+        self._early, self._tier = early and tier is None, tier
+        self._expected: tuple[int, ...] = ()  # the slices that the host was told of
         self._state = SyncWorkerState(len(member), member.ident, moves)
         self._leaving: tuple[int, list[requests.Push]] | None = None  # the slice that leaves while it is computed
         self._asked_for: tuple[All, Callable[[], None]] | None = None  # the next version, asked for meanwhile
@@ -69,7 +81,13 @@ class SyncWorker:
         self._handle(event)  # contributions that are not needed any more are nowhere
 
     def _handle(self, event: Event) -> list[Effect]:
-        return self._state.handle(event, self._member.clock.now)
+        state, member = self._state, self._member
+        effects = state.handle(event, member.clock.now)
+        share = state.step, state.of, *state.offers
+        if self._tier is not None and share != self._expected:
+            self._expected = share
+            self._tier.expect(member, *share, patience_s(state.work_s))
+        return effects
 
     def _tell(self, event: Event) -> Process[int | None]:
         """Perform the effects of an event; the slice to compute, if that is next."""
@@ -108,12 +126,19 @@ class SyncWorker:
         """Ask for the next version, once."""
         if self._asked_for is None:
             self._member.assignment = assignment
-            self._asked_for = self._member.asking(AtLeast(self._state.step + 1), ahead=True)
+            version = self._state.step + 1
+            if self._tier is not None:
+                self._asked_for = self._tier.asking(self._member, version)
+            else:
+                self._asked_for = self._member.asking(AtLeast(version), ahead=True)
         return self._asked_for
 
     def _push(self, node: Node) -> None:
         leaving, self._leaving = self._leaving, None
-        if leaving is not None and node == (leaving[0], leaving[0] + 1):
+        lo, hi = self._state.offers
+        if self._tier is not None and lo <= node[0] < node[1] <= hi:
+            self._pushes.append(self._tier.offer(self._member, self._name(node)))
+        elif leaving is not None and node == (leaving[0], leaving[0] + 1):
             self._pushes.append(self._member.complete(leaving[1]))
         else:
             self._pushes.append(self._member.push(self._name(node), 0))

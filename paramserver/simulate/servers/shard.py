@@ -181,14 +181,16 @@ class Shard:
         chain: Chain,
         ahead: bool = False,
         begins: bool = False,
+        bare: bool = False,
     ) -> tuple[Signal[Answer], Callable[[], None]]:
         """A worker asks for weights; the signal of its answer, and a function that calls the question off.
 
         ``ahead``: they may be sent while they are made. ``begins``: the answer may come before most of them.
+        ``bare``: only their number is wanted.
         """
         number = next(self._numbers)
         call = Call(Signal(), caller, assignment, ahead, begins)
-        if not self.program.near(caller):
+        if not (bare or self.program.near(caller)):
             call.transfer = self._network.open(self.program, caller, self._costs.pull_bytes_s)
 
         def asked(chain: Chain) -> None:
