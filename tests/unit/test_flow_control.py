@@ -9,9 +9,8 @@ from contextlib import aclosing
 
 import pytest
 
-from paramserver.core.versions.names import AsyncName, Name, SyncName
 from paramserver.v1 import shard_pb2
-from paramserver.worker.gradients.flow_control import Flow, FlowControl, pushers
+from paramserver.worker.gradients.flow_control import Flow, FlowControl
 
 SIZE = 10
 
@@ -212,19 +211,3 @@ def test_many_workers_have_less_under_way() -> None:
             assert flow is not None
             windows.append(vars(flow)["_window"])
     assert windows == [8 << 20, 8 << 20, 2 << 20]
-
-
-@pytest.mark.parametrize(
-    ("name", "workers", "count"),
-    [
-        (SyncName(3, 0, 1, 8), 8, 8),  # each its own slice
-        (SyncName(3, 0, 4, 8), 8, 2),  # the sum of a host
-        (SyncName(3, 4, 6, 7), 7, 4),  # a sum that is not a power of two of the step
-        (SyncName(3, 0, 8, 8), 8, 1),  # one host alone
-        (SyncName(3, 0, 8, 64), 2, 2),  # a worker with many slices pushes sums of its own
-        (AsyncName(0, 5), 8, 8),
-    ],
-)
-def test_a_sum_of_a_host_is_pushed_beside_those_of_other_hosts_only(name: Name, workers: int, count: int) -> None:
-    """Its window is that of one of few: it was as small as if each worker of all hosts pushed at that moment."""
-    assert pushers(name, workers) == count

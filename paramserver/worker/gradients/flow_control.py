@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from paramserver.core.versions.names import Name, SyncName
 from paramserver.frames import AnyFrame
 from paramserver.v1 import shard_pb2
 
@@ -25,14 +24,6 @@ PATIENCE_S = 0.5
 # The smallest window if there are as many servers as workers: 40 ms on a link of 100 Mb/s, 4 ms on one of 1 Gb/s.
 _WINDOW_BYTES = 512 << 10
 _WINDOW_CHUNKS = 8
-
-
-def pushers(name: Name, workers: int) -> int:
-    """How many of so many workers push at a time: a step is made of few contributions if each covers many slices.
-
-    Where one worker pushes the sum of a host, the others of the host push nothing.
-    """
-    return min(workers, -(-name.of // name.slices)) if isinstance(name, SyncName) else workers
 
 
 class Flow:
@@ -142,8 +133,8 @@ class FlowControl:
     def leaving(self, nonce: int, bytes_of: Sequence[int], first: int, workers: int = 1) -> Iterator[None]:
         """Context of one push of ``bytes_of`` bytes to each server. Those larger than the window are controlled.
 
-        ``workers``: how many workers push at a time. If these are more than the servers, the window of each is smaller,
-        since the links of the servers are shared.
+        ``workers``: the number of workers. If there are more workers than servers, the window of each is smaller, since
+        the links of the servers are shared.
         """
         shards = len(bytes_of)
         window = self._window * shards // max(shards, workers)

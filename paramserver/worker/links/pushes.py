@@ -19,7 +19,7 @@ from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref, pack_mask, put_name
 from paramserver.worker.gradients.contribution import Outcomes, PushFacts
-from paramserver.worker.gradients.flow_control import Flow, FlowControl, pushers
+from paramserver.worker.gradients.flow_control import Flow, FlowControl
 from paramserver.worker.gradients.leaving import Leaving, Read
 from paramserver.worker.links.near import Near
 from paramserver.worker.links.targets import Targets
@@ -66,7 +66,7 @@ class Pushes:
         shards = len(self._targets)
         first = 0 if between else self._targets.worker() % shards  # not all workers at the same server
         bytes_of = [sum(chunk.nbytes for chunk in self._wanted(shard, facts)) for shard in range(shards)]
-        with self._flow_control.leaving(facts.nonce, bytes_of, first, pushers(facts.name, self._workers)):
+        with self._flow_control.leaving(facts.nonce, bytes_of, first, self._workers):
             tasks = {
                 shard: asyncio.ensure_future(self._push_in_turn(shard, leaving, between))
                 for shard in (*range(first, shards), *range(first))
