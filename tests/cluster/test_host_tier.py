@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from paramserver.transport.shm.segments import Segment
 from paramserver.v1.local_pb2 import Envelope
 from paramserver.worker.context import Context
 from paramserver.worker.gradients.contribution import Outcomes
-from paramserver.worker.gradients.flow_control import FlowControl
 from paramserver.worker.gradients.leaving import Leaving
 from paramserver.worker.host import guest, tier
 from paramserver.worker.host.guest import Guest
@@ -132,22 +131,6 @@ def test_servers_receive_one_sum_per_step(sizes: dict[str, Any]) -> None:
     steps = outcome.summary["steps"]
     assert steps * gradients <= received <= (steps + 3 * 3) * gradients * 1.05
     assert outcome.digests == train(program, **sizes, settings=CHUNKS).digests
-
-
-def test_the_window_of_a_sum_is_not_shared_with_workers_that_push_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one sum of a step has the whole window. Each worker's own contribution has a part of it."""
-    leaving, said = FlowControl.leaving, set[int]()
-
-    def look(self: FlowControl, nonce: int, bytes_of: Sequence[int], first: int, workers: int = 1) -> Any:
-        said.add(workers)
-        return leaving(self, nonce, bytes_of, first, workers)
-
-    monkeypatch.setattr(FlowControl, "leaving", look)
-    hosted(Program(DATA, 4, model=wide, epochs=2))
-    assert 1 in said
-    said.clear()
-    train(Program(DATA, 4, model=wide), **SIZES, settings=CHUNKS, transport="bulk")
-    assert said == {3}
 
 
 def test_the_weights_of_all_workers_lie_in_the_memory_of_one() -> None:
