@@ -126,6 +126,16 @@ def of_another_optimizer(ctx: Context, model: Any, optimizer: Any, loader: Any) 
     ctx.prepare(StepLR(adamw(Aligned().parameters()), 3))
 
 
+def within_the_loop(ctx: Context, model: Any, optimizer: Any, loader: Any) -> None:
+    """A scheduler that counts the slices of its worker."""
+    scheduler = StepLR(optimizer, 1)
+    for x, y in loader:
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
 def adversaries(script: Callable[[Context, Any, Any, Any, Any], object]) -> Callable[[Context], object]:
     """What a script does with two models and their optimizers, before the loader."""
 
@@ -193,6 +203,7 @@ REFUSED = [
     Refusal("gradients without `optimizer.step()`", after_prepare(without_a_step)),
     Refusal("a second loop over the loader in an epoch of `ctx.epochs`", after_prepare(twice_in_an_epoch)),
     Refusal("a scheduler of another optimizer", after_prepare(of_another_optimizer)),
+    Refusal("a scheduler that is stepped in the loop and was not prepared", after_prepare(within_the_loop)),
     Refusal("several models, and a loop without a loader", adversaries(without_a_loader)),
     Refusal("several models with optimizers of different classes", adversaries(other_class)),
     Refusal("two models that share a layer", adversaries(shared_trunk)),

@@ -191,6 +191,7 @@ def test_schedulers_per_step_without_a_warning_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "not prepared"])
 def test_a_scheduler_per_epoch(prepared: bool) -> None:
+    """One that is not prepared goes with a plain loop."""
     data = dataset(SAMPLES)
 
     def script(ctx: Context) -> None:
@@ -201,7 +202,7 @@ def test_a_scheduler_per_epoch(prepared: bool) -> None:
         model, optimizer = ctx.prepare(model, optimizer)
         if prepared:
             scheduler = ctx.prepare(scheduler)
-        for _ in ctx.epochs(SHORT):
+        for _ in ctx.epochs(SHORT) if prepared else range(SHORT):
             for x, y in loader:
                 F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()

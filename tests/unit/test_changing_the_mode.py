@@ -28,7 +28,7 @@ class Job:
         self.did: list[str] = []
         self.version, self.answers = 5, True
         self.consistency = now
-        self.options = SimpleNamespace(job="a job")
+        self.options = SimpleNamespace(job="a job", sync_batchnorm=False)
         self.timeline, self.term = 0, 1
         self.members, self.resizing = SimpleNamespace(generation=3), SimpleNamespace(under_way=False)
         self.life = SimpleNamespace(phase=Phase.RUNNING, agree=self.agree)

@@ -45,7 +45,7 @@ def test_a_score_depends_on_nothing_that_comes_later() -> None:
 def test_the_loss_of_a_model_that_knows_nothing_and_that_of_one_that_has_learned() -> None:
     model = small()
     x, y = Windows(b"abc" * 6, 16)[0]
-    optimizer = torch.optim.AdamW(groups(model, 0.1), lr=0.02)
+    optimizer = torch.optim.AdamW(groups(model, 0.1), lr=0.005)  # 0.02 is too much for some processors
     first = loss_of(model, x[None], y[None], bf16=False).item()
     assert first == pytest.approx(math.log(256), rel=0.05)
     for _ in range(200):

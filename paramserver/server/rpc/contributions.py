@@ -180,12 +180,16 @@ def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:
 
 
 def _check_agreement(contribution: Contribution, others: Iterable[Contribution]) -> None:
-    """A step has one update, and so the hyper-parameters of its slices are the same. Raises ModelError."""
+    """A step has one update, and so the hyper-parameters of its slices are the same. Raises ModelError.
+
+    Those of a worker that has just joined and does not know the schedule yet do not count: see `leading`.
+    """
     name = contribution.name
-    if not isinstance(name, SyncName) or not contribution.samples:
+    if not (isinstance(name, SyncName) and contribution.samples and contribution.schedule):
         return
     for other in others:
-        if not (isinstance(other.name, SyncName) and other.name.step == name.step and other.samples):
+        same_step = isinstance(other.name, SyncName) and other.name.step == name.step
+        if not (same_step and other.samples and other.schedule):
             continue
         if difference := differing(other.groups, contribution.groups):
             raise errors.ModelError(

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from tests.support.pieces.base import Need, Piece, Verdict
+from tests.support.pieces.loops import LOOPS
+
+_OVER_CTX_EPOCHS = tuple(
+    loop.label for loop in LOOPS if "ctx.epochs" in loop.slots.get("loop", loop.slots.get("epochs", "ctx.epochs"))
+)
 
 # The options are drawn: see `generate.hypers`.
 OPTIMIZERS: list[Piece] = [
@@ -126,6 +131,7 @@ SCHEDULERS: list[Piece] = [
             "scheduler_name": "",
         },
         needs=(Need.LOADER,),
+        without=_OVER_CTX_EPOCHS,  # where it is refused
     ),
 ]
 
