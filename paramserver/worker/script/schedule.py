@@ -183,11 +183,11 @@ class Rates:
         rates = [float(group["lr"]) for optimizer in self._optimizers for group in optimizer.param_groups]
         former = (self._timeline, self._step, self._epoch, self._groups, self._rates)
         self._timeline, self._step, self._epoch, self._groups, self._rates = timeline, step, item.epoch, groups, rates
-        if former[0] != timeline:
+        if self._schedules or former[0] != timeline:  # the job has its schedule, and servers compare workers
             return
         changed = any(one != other for one, other in zip(rates, former[4], strict=False))
         counts_here = self._passes.planned or former[2] == item.epoch
-        if changed and counts_here and not self._schedules and any(one.scheduled for one in self._optimizers):
+        if changed and counts_here and any(one.scheduled for one in self._optimizers):
             raise errors.UserError(
                 f"a scheduler that ctx.prepare does not know has changed the learning rate from {_first(former[4])} to "
                 f"{_first(rates)}: it counts the steps of this worker, and not those of the job. Give it to "
