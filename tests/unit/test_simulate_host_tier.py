@@ -57,7 +57,7 @@ def test_backups_take_their_part_of_the_links_of_servers() -> None:
         {"consistency": Consistency(Mode.ASYNC, 2)},
         {"workers_per_host": 1},
     ],
-    ids=str,
+    ids=["grpc", "small", "async", "one worker"],
 )
 def test_where_workers_push_by_themselves(changes: dict[str, Any]) -> None:
     """The same conditions as in a job: two ways of pushing would not come out equal to the last digit."""
@@ -76,7 +76,7 @@ def test_where_workers_push_by_themselves(changes: dict[str, Any]) -> None:
         {"stragglers": (straggler("slow:1x6"),), "compute_s": 0.5, "slices": 32},
         {"cores": 2.0, "compute_s": 0.2},
     ],
-    ids=str,
+    ids=["all", "a worker alone", "several nodes", "still", "late", "slow", "few cores"],
 )
 def test_every_slice_counts_once_in_each_step_and_the_parts_add_up(changes: dict[str, Any]) -> None:
     job = replace(JOB, **changes)
