@@ -110,7 +110,7 @@ def test_every_fault_is_noticed(mutant: str) -> None:
 
 def test_a_failing_script_is_made_small() -> None:
     """What does not matter for the failure goes."""
-    script = next(s for s in map(draw, range(1000)) if s.has("model=tied") and s.has("optimizer=Adam"))
+    script = next(s for s in map(draw, range(10_000)) if s.has("model=tied") and s.has("optimizer=Adam"))
     small = smallest(script, lambda one: one.has("model=tied"))
     assert small.labels == ("model=tied",)
     assert not any(one.has("model=tied") and fits(one.form, one.pieces) for one in simpler(small))
