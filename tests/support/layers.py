@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.cluster.programs import CLASSES, FEATURES, Aligned, fill
+from tests.support.cluster.programs import CLASSES, FEATURES, Aligned, fill, generator
 
 
 class Checkpointed(Aligned):
@@ -66,7 +66,8 @@ class Quantised(nn.Module):
 
     def __init__(self, inside_: int, outside: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.randint(-9, 9, (outside, inside_), dtype=torch.int8))
+        numbers = torch.randint(-9, 9, (outside, inside_), dtype=torch.int8, generator=generator(3))
+        self.register_buffer("weight", numbers)
         self.register_buffer("scale", torch.full((outside, 1), 0.05))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,11 +79,11 @@ class Adapted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(3)
         self.base = Quantised(FEATURES, 16)
         self.down = nn.Linear(FEATURES, 16, bias=False)
         self.up = nn.Linear(16, 16, bias=False)
         self.head = nn.Linear(16, CLASSES)
+        fill(self)  # workers of a test are threads, and all draw from torch's own generator
         nn.init.zeros_(self.up.weight)
         self.head.requires_grad_(False)
 
