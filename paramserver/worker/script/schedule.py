@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import structlog
 from torch.optim import Optimizer
@@ -158,16 +159,24 @@ class Schedules:
         return self._engine.weights.heard_schedule == shard_pb2.SCHEDULE_PER_STEP
 
 
+@dataclass(frozen=True, slots=True)
+class _HandedIn:
+    """A slice that was handed in. ``step``: None in asynchronous mode. ``groups``: the hyper-parameters as sent."""
+
+    timeline: int
+    step: int | None
+    epoch: int
+    groups: list[types_pb2.GroupHypers]
+    rates: list[float]
+
+
 class Rates:
     """Compares the hyper-parameters of each slice with those of the slice that the script handed in before."""
 
     def __init__(self, passes: Passes, schedules: Schedules) -> None:
         self._passes, self._schedules = passes, schedules
         self._optimizers: list[ServerOptimizer] = []
-        # Of the slice before: the timeline, the step (asynchronous: None), the epoch, what was sent, learning rates.
-        self._timeline, self._step, self._epoch = -1, -1, -1
-        self._groups: Sequence[types_pb2.GroupHypers] = ()
-        self._rates: list[float] = []
+        self._last: _HandedIn | None = None
 
     def watch(self, optimizer: ServerOptimizer) -> None:
         """The script steps with this optimizer, too."""
@@ -179,23 +188,24 @@ class Rates:
         Raises UserError if a scheduler that `ctx.prepare` does not know has changed a learning rate where it counts
         this worker's slices, or if another slice of the same step has other hyper-parameters.
         """
-        step = item.name.step if isinstance(item.name, SyncName) else -1
-        rates = [float(group["lr"]) for optimizer in self._optimizers for group in optimizer.param_groups]
-        former = (self._timeline, self._step, self._epoch, self._groups, self._rates)
-        self._timeline, self._step, self._epoch, self._groups, self._rates = timeline, step, item.epoch, groups, rates
-        if self._schedules or former[0] != timeline:  # the job has its schedule, and servers compare workers
+        if self._schedules:  # the job has its schedule, and servers compare workers
             return
-        changed = any(one != other for one, other in zip(rates, former[4], strict=False))
-        counts_here = self._passes.planned or former[2] == item.epoch
-        if changed and counts_here and any(one.scheduled for one in self._optimizers):
+        step = item.name.step if isinstance(item.name, SyncName) else None
+        rates = [float(group["lr"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+        former, self._last = self._last, _HandedIn(timeline, step, item.epoch, list(groups), rates)
+        if former is None or former.timeline != timeline:
+            return
+        changed = any(one != other for one, other in zip(rates, former.rates, strict=False))
+        within = self._passes.planned or former.epoch == item.epoch
+        if changed and within and any(one.scheduled for one in self._optimizers):
             raise errors.UserError(
-                f"a scheduler that ctx.prepare does not know has changed the learning rate from {_first(former[4])} to "
-                f"{_first(rates)}: it counts the steps of this worker, and not those of the job. Give it to "
+                f"a scheduler that ctx.prepare does not know has changed the learning rate from {_first(former.rates)} "
+                f"to {_first(rates)}: it counts the steps of this worker, and not those of the job. Give it to "
                 "ctx.prepare: scheduler = ctx.prepare(scheduler)"
             )
-        if step >= 0 and former[1] == step and list(former[3]) != list(groups):
+        if step is not None and former.step == step and former.groups != self._last.groups:
             raise errors.UserError(
-                f"two slices of step {step} have different hyper-parameters (the learning rates {_first(former[4])} "
+                f"two slices of step {step} have different hyper-parameters (the learning rates {_first(former.rates)} "
                 f"and {_first(rates)}), and a step has one update: give the scheduler to ctx.prepare, or compute the "
                 "hyper-parameters from ctx.version, which is the number of the step"
             )
