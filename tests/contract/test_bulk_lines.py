@@ -138,6 +138,25 @@ def test_what_comes_is_left_in_the_socket_while_nobody_takes_it() -> None:
     run(test)
 
 
+def test_records_that_waited_when_the_line_was_lost_are_received_and_then_the_reason_is_raised() -> None:
+    async def test(one: Line, other: Line) -> None:
+        task = asyncio.ensure_future(send_all(one, frames(40, MIB)))
+        while not (other._paused and not other.busy):
+            await asyncio.sleep(0.01)
+        other.close("closed while much waited")
+        await other.released()
+        waiting = len(other._come)
+        assert waiting > lines._ROOM_IN_BYTES // (2 * MIB)
+        assert len(await receive_all(other, waiting)) == waiting
+        with pytest.raises(LostError, match="closed while much waited"):
+            await other.receive()
+        one.close()
+        with pytest.raises(LostError):
+            await task
+
+    run(test)
+
+
 def test_a_line_that_is_closed_while_a_thread_sends_gives_the_thread_back() -> None:
     """Also if it is closed between a look at the waiting pieces and the taking of one."""
     closed: list[bool] = []

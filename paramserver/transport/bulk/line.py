@@ -135,7 +135,7 @@ class Line:
             await self._change()
         record = self._come.popleft()
         self._taken_bytes += record.nbytes
-        if self._paused and not self._full:
+        if self._paused and not self.gone and not self._full:
             self._paused = False
             self._listen()
             self._receive()
