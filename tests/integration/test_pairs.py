@@ -112,11 +112,14 @@ def both_die(job: Job, pair: str, lost: bool) -> None:
     cluster.servers[:] = [one for one in cluster.servers if one not in dying]
     cluster.workers[:] = [one for one in cluster.workers if one not in dying]
     if "coordinator" in names:
-        job.lead_again("--resume")
-    if "server" in names:
-        cluster.server()
+        job.lead_again("--resume").wait_for(LEADS)
+    new = [cluster.server()] if "server" in names else []
     if "worker" in names:
-        cluster.worker(*job.script)
+        new.append(cluster.worker(*job.script))
+    # On a fast machine the others would be done before the new ones are there.
+    pids = {one.pid for one in new}
+    if new:
+        cluster.until_status("the new ones take part", lambda s: pids <= {p["pid"] for p in s["processes"]})
 
 
 CASES = [
