@@ -23,6 +23,32 @@ def test_the_third_death_names_the_slice() -> None:
     assert poison.died(3, never, 2.0) == S
 
 
+def test_one_worker_that_dies_again_and_again_is_no_proof_while_another_one_lives() -> None:
+    """The worker may be broken: the slice is judged when it has killed another worker, too."""
+    poison = Poison()
+    for life in range(6):
+        poison.begins(life, S)
+        assert poison.died(life, never, float(life), seat=1, alone=False) is None
+    poison.begins(6, S)
+    assert poison.died(6, never, 6.0, seat=0, alone=False) == S
+
+
+def test_one_worker_that_dies_again_and_again_is_the_proof_if_it_is_the_only_one() -> None:
+    poison = Poison()
+    found = []
+    for life in range(3):
+        poison.begins(life, S)
+        found.append(poison.died(life, never, float(life), seat=0, alone=True))
+    assert found == [None, None, S]
+
+
+def test_deaths_that_an_earlier_coordinator_has_counted_are_of_several_workers() -> None:
+    poison = Poison()
+    poison.restore([S, S], 2, 0.0)
+    poison.begins(3, S)
+    assert poison.died(3, never, 1.0, seat=1, alone=False) == S
+
+
 def test_deaths_at_different_slices_are_bad_luck() -> None:
     poison = Poison()
     for worker in range(10):

@@ -70,7 +70,8 @@ class PoisonWatch:
         if not died or not job.schedule.slices_per_epoch or job.life.phase not in _TRAINING:
             self._poison.left(member.ident)
             return
-        place = self._poison.died(member.ident, self._done, time.monotonic())
+        alone = not any(one.index != member.index for one in job.members.of(Role.WORKER))
+        place = self._poison.died(member.ident, self._done, time.monotonic(), member.index, alone)
         if place is None:
             return
         name = self.describe(place)

@@ -46,7 +46,12 @@ def accuracy(model: nn.Module) -> float:
     return float(correct)
 
 
-def misbehave(how: str) -> None:
+def misbehave(how: str, once: Path | None) -> None:
+    """``once``: a file that is made by the first one to misbehave; nobody does after that."""
+    if once is not None:
+        if once.exists():
+            return
+        once.touch()
     if how == "raise":
         raise RuntimeError("the cat sat on the keyboard")
     if how == "kill":
@@ -63,6 +68,7 @@ def main() -> None:
     parser.add_argument("--hurry", type=Path, default=None, help="once this file exists there is no pace any more")
     parser.add_argument("--bar", action="store_true", help="draw a progress bar as tqdm does, but none for the end")
     parser.add_argument("--misbehave", default="", help="RANK:VERSION:HOW")
+    parser.add_argument("--once", type=Path, default=None, help="only while this file does not exist")
     args = parser.parse_args()
     rank, version, how = (args.misbehave or "-1:-1:").split(":")
 
@@ -88,7 +94,7 @@ def main() -> None:
                 told = True
                 print(f"rank {ctx.rank} of {ctx.world_size} trains with {args.epochs} epochs", flush=True)
             if ctx.rank == int(rank) and ctx.version >= int(version):
-                misbehave(how)
+                misbehave(how, args.once)
             if args.pace and not (args.hurry and args.hurry.exists()):
                 time.sleep(args.pace)
             loss = F.cross_entropy(model(x), y)
