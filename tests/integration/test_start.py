@@ -73,7 +73,7 @@ def test_who_waits_in_vain_says_for_whom(cluster: Cluster) -> None:
     for one in (worker, server):
         assert "no coordinator answered at" in complaint(one.wait(), 3)
     cluster.addresses.clear()
-    cluster.environ["PARAMSERVER_CLUSTER__JOIN_TIMEOUT_S"] = "4"
+    cluster.environ["PARAMSERVER_CLUSTER__JOIN_TIMEOUT_S"] = "12"
     coordinator = cluster.coordinator("--servers", "2", "--workers", "3")
     cluster.server()
     text = complaint(coordinator.wait(), 6)
