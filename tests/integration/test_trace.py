@@ -51,7 +51,7 @@ def _steps_of_scripts_are_whole(trace: Trace) -> None:
         first, last = phases[0]["ts"], phases[-1]["ts"] + phases[-1]["dur"]
         torch = [span["ts"] for span in trace.spans(worker) if span["cat"] == "torch"]
         assert torch
-        assert first - 1000.0 <= min(torch)
+        assert first - 20_000.0 <= min(torch)  # on a busy machine a thread waits between the two looks at the clock
         assert max(torch) <= last + 1_000_000.0
 
 
