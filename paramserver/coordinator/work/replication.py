@@ -18,17 +18,8 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.work.mode_change import ModeChange
-from paramserver.core.job.holders import (
-    Backup,
-    Balance,
-    CaughtUp,
-    Held,
-    Holders,
-    Promote,
-    Retires,
-    ServerGone,
-    ServersThere,
-)
+from paramserver.core.job.held import Backup, Held
+from paramserver.core.job.holders import Balance, CaughtUp, Holders, Promote, Retires, ServerGone, ServersThere
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.procedures import placing
 from paramserver.core.procedures.placing import (
