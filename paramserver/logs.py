@@ -20,8 +20,6 @@ from typing import Any, TextIO
 import structlog
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-# Keys of every line, which no message may use for something else.
-COMMON = ("timestamp", "level", "role", "name", "step", "event")
 
 _Line = MutableMapping[str, Any]
 

@@ -1,23 +1,18 @@
 """The trainings that `benchmarks.train` measures: the digits, and a transformer of 10 M parameters.
 
-Started by `paramserver run` it trains as a worker of a cluster, with ``--ddp`` by torchrun as a rank of PyTorch's
-DistributedDataParallel: the same model, initial weights, batches in the same order, and update. The first rank writes
-seconds per step, without the first ones, and the loss after the last one.
+`beside_ddp` trains them on both sides.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from importlib import import_module
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from benchmarks.scripts.clock import Clock
+from benchmarks.scripts.beside_ddp import Training, parser, train
 
 VOCABULARY, TOKENS = 256, 64
 WIDTH, LAYERS, HEADS = 384, 6, 6
@@ -70,69 +65,18 @@ def data(case: str, samples: int) -> TensorDataset:
     return TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous())
 
 
-def write(args: argparse.Namespace, clock: Clock, model: nn.Module, samples: TensorDataset) -> None:
-    """With the loss on the first samples; the model is in training mode, so buffers do not count."""
-    x, y = (tensor[:64] for tensor in samples.tensors)
-    with torch.no_grad():
-        loss = F.cross_entropy(model(x), y).item()
-    args.out.write_text(json.dumps({"step_s": clock.seconds(), "loss": loss}))
-
-
-def ours(args: argparse.Namespace) -> None:
-    import paramserver as ps
-
-    clock = Clock(args.skip)
-    with ps.init() as ctx:
-        model = network(args.case)
-        optimizer = optimizer_of(args.case, model, fused=False)  # the servers' own is fused
-        samples = data(args.case, args.steps * args.batch * args.ranks)
-        model, optimizer, loader = ctx.prepare(model, optimizer, DataLoader(samples, batch_size=args.batch))
-        for _ in ctx.epochs(1):
-            for x, y in loader:
-                clock.at(ctx.version)
-                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                optimizer.zero_grad()
-        clock.at(ctx.version)
-        if ctx.rank == 0:
-            write(args, clock, model, samples)
-
-
-def ddp(args: argparse.Namespace) -> None:
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    clock = Clock(args.skip)
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(network(args.case), gradient_as_bucket_view=True, broadcast_buffers=False)
-    optimizer = optimizer_of(args.case, model, fused=True)
-    samples = data(args.case, args.steps * args.batch * ranks)
-    firsts = range(rank * args.batch, len(samples), args.batch * ranks)
-    mine = [at for first in firsts for at in range(first, first + args.batch)]
-    for step, (x, y) in enumerate(DataLoader(samples, batch_size=args.batch, sampler=mine)):
-        clock.at(step)
-        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-    clock.at(args.steps)
-    if rank == 0:
-        write(args, clock, model.module, samples)
-    dist.destroy_process_group()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ddp", action="store_true", help="as a rank of torchrun")
-    parser.add_argument("--case", choices=["digits", "transformer"], required=True)
-    parser.add_argument("--ranks", type=int, required=True, help="how many train together")
-    parser.add_argument("--batch", type=int, required=True, help="samples of one rank in a step")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--skip", type=int, required=True, help="steps at the beginning that do not count")
-    parser.add_argument("--out", type=Path, required=True, help="seconds per step and final loss, as JSON")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    (ddp if args.ddp else ours)(args)
+    own = parser(__doc__)
+    own.add_argument("--case", choices=["digits", "transformer"], required=True)
+    args = own.parse_args()
+    training = Training(
+        network=lambda: network(args.case),
+        optimizer=lambda model, fused: optimizer_of(args.case, model, fused),
+        data=lambda together: data(args.case, args.steps * together),
+        loss=lambda model, x, y: F.cross_entropy(model(x), y),
+        judged=64,
+    )
+    train(args, training)
 
 
 if __name__ == "__main__":

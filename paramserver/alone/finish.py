@@ -32,7 +32,7 @@ def gather(job: InProcessJob) -> tuple[dict[str, Any], Result]:
         finally:
             for channel in channels:
                 await channel.close()
-        return summarise(status, await job.coordinator.job.shard_stats(), result), result
+        return summarise(status, await job.coordinator.job.shards.stats(), result), result
 
     return job.background.run(go())
 

@@ -10,16 +10,23 @@ from pydantic_settings import NoDecode
 
 from paramserver.config.secrets import hide_password
 from paramserver.config.values import (
-    CHUNK_ALIGNMENT_BYTES,
     DEVICE,
-    MAX_CHUNK_BYTES,
     OPTIMIZER,
     STORE,
     ChosenThreads,
+    ChunkBytes,
     Count,
+    Mbps,
+    MbpsOrNone,
+    ModelBytes,
     Must,
+    OneOrMore,
     PathText,
+    Port,
     Processes,
+    ProcessesPerHost,
+    Ratio,
+    Replicas,
     Seconds,
     SecondsOrNone,
     Seed,
@@ -74,9 +81,7 @@ class Cluster(Section):
         default="", description="Under which name others reach this process. Empty: the address that it listens on."
     )
     servers: Processes = Field(default=1, description="Servers that share the model.")
-    servers_per_host: Annotated[
-        int, BeforeValidator(refuse_bool), Field(ge=1, le=64), Must("an integer from 1 to 64")
-    ] = Field(
+    servers_per_host: ProcessesPerHost = Field(
         default=1,
         description="Server processes that `start server` starts on its host; each counts as one of cluster.servers.",
     )
@@ -94,31 +99,21 @@ class Cluster(Section):
         description="How much of the model each server takes. balanced: all as much. split: servers beside workers "
         "less than the others, as is best for the links. auto: whichever the cost model says is faster.",
     )
-    link_mbps: Annotated[
-        float, BeforeValidator(refuse_bool), Field(gt=0, le=1e6, allow_inf_nan=False), Must("a number above 0")
-    ] = Field(
+    link_mbps: Mbps = Field(
         default=1000.0,
         description="How fast a host's link is, in Mb/s. Chunks are chosen by it where servers are on other hosts.",
     )
-    replicas: Annotated[
-        Annotated[int, Field(ge=0, le=8)] | Literal["auto"],
-        BeforeValidator(refuse_bool),
-        Must('an integer from 0 to 8, or "auto"'),
-    ] = Field(
+    replicas: Replicas = Field(
         default="auto",
         description="How many further servers hold a copy of each part of the model. auto: 1 if there are two or more "
         "servers and `run` did not start them, else 0.",
     )
-    repair_mbps: Annotated[
-        float, BeforeValidator(refuse_bool), Field(ge=0, le=1e6, allow_inf_nan=False), Must("a number of 0 or more")
-    ] = Field(
+    repair_mbps: MbpsOrNone = Field(
         default=0.0,
         description="The rate at which a server gets a copy of a part of the model during training, in Mb/s. 0: half "
         "of cluster.link_mbps.",
     )
-    max_model_bytes: Annotated[
-        int, BeforeValidator(refuse_bool), Field(ge=1, le=1 << 50), Must("an integer from 1 to 2**50")
-    ] = Field(
+    max_model_bytes: ModelBytes = Field(
         default=64 << 30,
         description="The largest model, in bytes of weights on all servers together; a larger one is refused at once.",
     )
@@ -181,9 +176,7 @@ class Cluster(Section):
         description="The directory in which processes of one host meet, to share memory. Containers need one in "
         "common for it, such as a volume. Only sockets and empty files lie there.",
     )
-    bulk_port: Annotated[
-        int, BeforeValidator(refuse_bool), Field(ge=0, le=65535), Must("an integer from 0 to 65535")
-    ] = Field(
+    bulk_port: Port = Field(
         default=0,
         description="The port of a server for bulk connections, beside the one for gRPC. 0: any that is free. Several "
         "servers of one machine take this port and the next ones.",
@@ -231,19 +224,15 @@ class Training(Section):
         description="Multiply the script's learning rates by slices_per_step / lr_base_slices (linear), or by its "
         "square root (sqrt). In asynchronous mode an update has one slice.",
     )
-    lr_base_slices: Annotated[
-        int, BeforeValidator(refuse_bool), Field(ge=1, lt=2**32), Must("an integer of 1 or more")
-    ] = Field(default=1, description="lr_scaling only: the slices in a step that the script's learning rates are for.")
+    lr_base_slices: OneOrMore = Field(
+        default=1, description="lr_scaling only: the slices in a step that the script's learning rates are for."
+    )
     lr_warmup_steps: Count = Field(
         default=0, description="lr_scaling only: in so many steps the factor rises evenly from 1 to its whole."
     )
-    chunk_bytes: Annotated[
-        int,
-        BeforeValidator(refuse_bool),
-        Field(ge=0, le=MAX_CHUNK_BYTES),
-        only_if(lambda size: size % CHUNK_ALIGNMENT_BYTES == 0),
-        Must(f"0, or a multiple of {CHUNK_ALIGNMENT_BYTES} up to {MAX_CHUNK_BYTES}"),
-    ] = Field(default=0, description="Size of a chunk. 0: chosen from the size of the model and the links.")
+    chunk_bytes: ChunkBytes = Field(
+        default=0, description="Size of a chunk. 0: chosen from the size of the model and the links."
+    )
     sync_batchnorm: bool = Field(
         default=False,
         description="sync only: SyncBatchNorm takes its statistics over all slices of a step. Workers then wait for "
@@ -267,9 +256,7 @@ class Training(Section):
         description="How gradients are made smaller on their way to servers. int8 and topk keep what they leave out "
         "for the next step; see docs/compression.md.",
     )
-    topk_ratio: Annotated[
-        float, BeforeValidator(refuse_bool), Field(ge=0.001, le=1, allow_inf_nan=False), Must("from 0.001 to 1")
-    ] = Field(default=0.01, description="topk only: which part of the numbers of a gradient is sent.")
+    topk_ratio: Ratio = Field(default=0.01, description="topk only: which part of the numbers of a gradient is sent.")
     residual_flush_every: Count = Field(
         default=0,
         description="int8 and topk only: at versions that are multiples of this nothing is left out, which is where "

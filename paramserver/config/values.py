@@ -116,6 +116,31 @@ Staleness = Annotated[
     BeforeValidator(refuse_bool),
     Must('an integer of 0 or more, or "unbounded"'),
 ]
+ProcessesPerHost = Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, le=64), Must("an integer from 1 to 64")]
+Mbps = Annotated[
+    float, BeforeValidator(refuse_bool), Field(gt=0, le=1e6, allow_inf_nan=False), Must("a number above 0")
+]
+Replicas = Annotated[
+    Annotated[int, Field(ge=0, le=8)] | Literal["auto"],
+    BeforeValidator(refuse_bool),
+    Must('an integer from 0 to 8, or "auto"'),
+]
+MbpsOrNone = Annotated[
+    float, BeforeValidator(refuse_bool), Field(ge=0, le=1e6, allow_inf_nan=False), Must("a number of 0 or more")
+]
+ModelBytes = Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, le=1 << 50), Must("an integer from 1 to 2**50")]
+Port = Annotated[int, BeforeValidator(refuse_bool), Field(ge=0, le=65535), Must("an integer from 0 to 65535")]
+OneOrMore = Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, lt=2**32), Must("an integer of 1 or more")]
+Ratio = Annotated[
+    float, BeforeValidator(refuse_bool), Field(ge=0.001, le=1, allow_inf_nan=False), Must("from 0.001 to 1")
+]
+ChunkBytes = Annotated[
+    int,
+    BeforeValidator(refuse_bool),
+    Field(ge=0, le=MAX_CHUNK_BYTES),
+    only_if(lambda size: size % CHUNK_ALIGNMENT_BYTES == 0),
+    Must(f"0, or a multiple of {CHUNK_ALIGNMENT_BYTES} up to {MAX_CHUNK_BYTES}"),
+]
 PathText = Annotated[str, Must("a path")]
 Token = Annotated[
     SecretStr,

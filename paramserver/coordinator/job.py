@@ -10,12 +10,9 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import structlog
-from google.protobuf.message import Message
 
-from paramserver import errors
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.coordinator.changes import Changes
 from paramserver.coordinator.history.checkpoints import Checkpoints
@@ -23,9 +20,10 @@ from paramserver.coordinator.history.loads import Loads
 from paramserver.coordinator.history.manifests import load_to_proto, manifest_of
 from paramserver.coordinator.history.recovery import Recovery
 from paramserver.coordinator.history.timeline import TimeLine, gone_of
-from paramserver.coordinator.leadership.cluster import Connect, Servers
+from paramserver.coordinator.leadership.cluster import Connect, Servers, Shards
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
+from paramserver.coordinator.leadership.members import member_to_record
 from paramserver.coordinator.leadership.snapshots import Snapshots
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.options import JobOptions
@@ -54,7 +52,7 @@ from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.events import Facts
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Counted, Ends, Life, Phase
-from paramserver.core.job.membership import Member, Membership, Role
+from paramserver.core.job.membership import Membership, Role
 from paramserver.core.job.seats import Seats
 from paramserver.core.versions.consistency import Consistency
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -77,7 +75,6 @@ _STATES = {
     Phase.STOPPED: types_pb2.JOB_STATE_STOPPED,
     Phase.DONE: types_pb2.JOB_STATE_DONE,
 }
-M = TypeVar("M", bound=Message)
 
 
 def _beginning() -> int:
@@ -99,7 +96,7 @@ class Job:
         self.dashboard = ""
         self.began_at = time.monotonic()
         self.journal = journal
-        self.servers = Servers(connect)
+        self.servers, self.shards = Servers(connect), Shards(self)
         self.life = Life(options.consistency)
         # A random number that all coordinators of this job keep. Another job of the same name has another number.
         self.beginning = _beginning()
@@ -174,21 +171,14 @@ class Job:
         """The setting that all shards have."""
         return self.life.consistency
 
+    @property
+    def holders(self) -> Holders:
+        """The servers that hold the shards."""
+        return self.replication.holders
+
     def worker_infos(self) -> list[types_pb2.WorkerInfo]:
         """The live workers, in the order of their places."""
         return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.by_place()]
-
-    def shard_infos(self) -> list[types_pb2.ShardInfo]:
-        """The shards whose primary is there, by index."""
-        return [
-            types_pb2.ShardInfo(index=shard, address=self.servers.address(server, shard), server=server.name)
-            for shard, server in self._primaries()
-        ]
-
-    def _primaries(self) -> list[tuple[int, Member]]:
-        """The shards whose primary is there, by index, with their primaries."""
-        servers = {server.index: server for server in self.members.of(Role.SERVER)}
-        return [(shard, servers[index]) for shard, index in enumerate(self.holders.primaries) if index in servers]
 
     def view(self) -> types_pb2.View:
         """The view of the job that all members get."""
@@ -197,7 +187,7 @@ class Job:
             timeline=self.timeline,
             state=_STATES[self.life.phase],
             workers=self.worker_infos(),
-            shards=self.shard_infos(),
+            shards=self.shards.infos(),
             consistency=consistency_to_proto(self.consistency),
             sync_origin=origin_to_proto(self.schedule.origin),
             slices_per_step=self.options.step_slices,
@@ -229,32 +219,11 @@ class Job:
             settings=self.options.settings,
             expected_servers=self.options.servers,
             expected_workers=self.options.workers,
-            members=[
-                coordinator_pb2.MemberRecord(
-                    member=m.ident,
-                    role=types_pb2.ROLE_SERVER if m.role is Role.SERVER else types_pb2.ROLE_WORKER,
-                    index=m.index,
-                    address=m.address,
-                    pid=m.pid,
-                    incarnation=m.incarnation,
-                    beside_worker=m.beside_worker,
-                    restart_command=m.restart_command,
-                    metrics_url=m.metrics_url,
-                    host=m.host,
-                )
-                for m in (*self.seats.servers, *self.members.of(Role.WORKER))
-            ],
+            members=[member_to_record(m) for m in (*self.seats.servers, *self.members.of(Role.WORKER))],
             next_member=self.members.next_ident,
             data=data_to_proto(self.schedule.data) if self.schedule.data else None,
             layout=self.registry.digest,
             ready=self.registry.ready,
-            departed=self.reports.departed(),
-            training_s=self.reports.training_s(),
-            samples_before=self.reports.samples_before,
-            lost=self.reports.lost,
-            losses=self.reports.losses,
-            missed=self.reports.missed,
-            finished=self.ending.finished,
             summary=self.life.summary,
             address=self.address,
             async_from=self.schedule.async_from,
@@ -264,14 +233,12 @@ class Job:
             steps_redone=self.recovery.steps_redone,
             wanted_workers=self.scaling.wanted,
             broken_promises=self.promises.broken,
-            script_ended=self.ending.script_ended,
-            orderly=self.ending.orderly,
-            tallies=self.ending.tallies(),
-            epochs_planned=self.ending.epochs_planned,
             histories=self.options.checkpoints.holding.histories if self.options.checkpoints.holding else (),
             loaded=load_to_proto(self.loads.agreement.done),
             loading=load_to_proto(self.loads.under_way),
         )
+        self.reports.write(record)
+        self.ending.write(record)
         self.poison.write(record)
         self.agreeing.write(record)
         self.registered.write(record)
@@ -312,18 +279,7 @@ class Job:
 
     def missing(self) -> str:
         """The members that the start of the job waits for, in words; empty if all are there."""
-        parts = []
-        for role, wanted in ((Role.SERVER, self.options.servers), (Role.WORKER, self.options.workers)):
-            present = len(self.members.of(role))
-            if present < wanted:
-                names = self._empty_seats(role, wanted)
-                parts.append(f"{present}/{wanted} {role.value}s; missing: {', '.join(names[:8])}")
-        return "; ".join(parts)
-
-    def _empty_seats(self, role: Role, wanted: int) -> list[str]:
-        """The names of members of this role that are not there, of ``wanted``."""
-        have = {member.index for member in self.members.of(role)}
-        return [f"{role.value}-{index}" for index in range(wanted) if index not in have]
+        return self.members.missing(self.options.servers, self.options.workers)
 
     @property
     def ended(self) -> bool:
@@ -438,38 +394,3 @@ class Job:
         # After the mode change was made, which goes on counting from the revision in force.
         self.life.begin_again(record.view.timeline + 1, self.options.consistency)
         await self.refresh()
-
-    # ---- shards
-
-    @property
-    def holders(self) -> Holders:
-        """The servers that hold the shards."""
-        return self.replication.holders
-
-    async def shard_stats(self) -> list[shard_pb2.StatsResponse]:
-        """Ask all shards now."""
-        return await self.ask_shards(
-            "Shard.Stats", shard_pb2.StatsRequest(job=self.options.job), shard_pb2.StatsResponse
-        )
-
-    async def ask_shards(
-        self,
-        method: str,
-        request: Message | Callable[[int], Message],
-        reply: type[M],
-        timeout_s: float | None = None,
-        present: bool = False,
-    ) -> list[M]:
-        """Call all shards at once; the first error is raised after all calls have ended.
-
-        ``request``: the message, or a function that makes it for each shard. ``timeout_s``: as for all calls if None.
-        ``present``: call the shards whose primary is a member now. Without it a primary that is missing is an error,
-        and no shard is called: an answer without one shard would pass for the answer of all.
-
-        Raises UnavailableError for a server that is missing or does not answer.
-        """
-        places = self._primaries()
-        if not present and len(places) < len(self.holders):
-            away = self._empty_seats(Role.SERVER, self.options.servers)
-            raise errors.UnavailableError(f"{', '.join(away)} cannot be reached now: try again later")
-        return await self.servers.call_all(places, method, request, reply, timeout_s or self.options.call_timeout_s)

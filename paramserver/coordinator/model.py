@@ -57,8 +57,6 @@ class _Job(ports.Stage, ports.Commands, ports.Holding, ports.Ends, Protocol):
 
     def missing(self) -> str: ...
 
-    def shard_infos(self) -> list[types_pb2.ShardInfo]: ...
-
     def worker_infos(self) -> list[types_pb2.WorkerInfo]: ...
 
 
@@ -137,7 +135,7 @@ class ModelRegistry:
         try:
             await self.place()
             servers = await self._all_servers()
-            await self._job.ask_shards("Shard.Configure", self.configuration, shard_pb2.ConfigureResponse)
+            await self._job.shards.ask("Shard.Configure", self.configuration, shard_pb2.ConfigureResponse)
         except BaseException:
             self.model, self.digest = None, ""
             raise
@@ -164,7 +162,7 @@ class ModelRegistry:
             layout_digest=self.digest,
             consistency=consistency_to_proto(job.consistency),
             workers=job.worker_infos(),
-            peers=job.shard_infos(),
+            peers=job.shards.infos(),
             term=job.term,
             checkpoints=job.checkpoints.options.place,
             checkpoint_every=job.checkpoints.options.every,
@@ -339,4 +337,4 @@ class ModelRegistry:
             grant=self.grant,
             term=self._job.term,
         )
-        await self._job.ask_shards("Shard.Activate", activate, shard_pb2.ActivateResponse)
+        await self._job.shards.ask("Shard.Activate", activate, shard_pb2.ActivateResponse)

@@ -16,7 +16,7 @@ from paramserver.core.job.life import Life
 from paramserver.core.job.membership import Membership
 from paramserver.core.job.seats import Seats
 from paramserver.core.versions.consistency import Consistency
-from paramserver.v1 import shard_pb2
+from paramserver.v1 import shard_pb2, types_pb2
 
 M = TypeVar("M", bound=Message)
 
@@ -72,6 +72,26 @@ class Holding(Protocol):
         """By shard, its primary."""
 
 
+class Shards(Protocol):
+    """All shards of the job; see `coordinator.leadership.cluster.Shards`."""
+
+    def infos(self) -> list[types_pb2.ShardInfo]:
+        """The shards whose primary is there, by index."""
+
+    async def ask(
+        self,
+        method: str,
+        request: Message | Callable[[int], Message],
+        reply: type[M],
+        timeout_s: float | None = None,
+        present: bool = False,
+    ) -> list[M]:
+        """Call all shards at once, or those whose primary is ``present``."""
+
+    async def stats(self) -> list[shard_pb2.StatsResponse]:
+        """Ask all shards how they stand."""
+
+
 class Commands(Protocol):
     """Commands to all shards, and the numbers that each command carries."""
 
@@ -82,18 +102,9 @@ class Commands(Protocol):
     def timeline(self) -> int:
         """The number of the timeline."""
 
-    async def ask_shards(
-        self,
-        method: str,
-        request: Message | Callable[[int], Message],
-        reply: type[M],
-        timeout_s: float | None = None,
-        present: bool = False,
-    ) -> list[M]:
-        """Call all shards at once, or those whose primary is ``present``; see `Job.ask_shards`."""
-
-    async def shard_stats(self) -> list[shard_pb2.StatsResponse]:
-        """Ask all shards how they stand."""
+    @property
+    def shards(self) -> Shards:
+        """All shards, each at its primary."""
 
 
 class Ends(Protocol):

@@ -145,6 +145,14 @@ class Reports:
         """The workers that are gone, and the servers that were lost, by name."""
         return [gone for _, gone in sorted(self._departed.items())]
 
+    def write(self, record: coordinator_pb2.JobRecord) -> None:
+        """Write into the record of the job which members are gone, and how long the job has trained."""
+        record.departed.extend(self.departed())
+        record.training_s, record.samples_before = self.training_s(), self.samples_before
+        record.lost.extend(self.lost)
+        record.losses = self.losses
+        record.missed.extend(self.missed)
+
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from the record of an earlier coordinator."""
         self._departed = {gone.name: gone for gone in record.departed}

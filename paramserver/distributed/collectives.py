@@ -28,8 +28,8 @@ _REDUCTIONS = {
 class Collective:
     """The exchanges of one call. Tensors that are not dense in main memory are copied there and back."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
         self._makes: list[Callable[[Numbers], Exchange]] = []
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
 

@@ -76,7 +76,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         return Work(self._rank.exchange(call.make, list(result), call.finish, seconds if seconds > 0 else None))
 
     def _call(self) -> Collective:
-        return Collective(self._rank.rank, self._rank.size)
+        return Collective(self._rank.rank)
 
     # ---- all ranks get the same
 

@@ -34,15 +34,11 @@ def summarise(
     samples = min((shard.samples for shard in shards), default=0)
     seconds = status.training_s
     consistency = status.view.consistency
-    asynchronous = consistency.mode == types_pb2.MODE_ASYNC
-    staleness: int | str | None = None
-    if asynchronous:
-        staleness = consistency.staleness if consistency.HasField("staleness") else "unbounded"
     return {
         "job": status.job,
         "state": "stopped" if status.view.state == types_pb2.JOB_STATE_STOPPED else "done",
-        "mode": "async" if asynchronous else "sync",
-        "staleness": staleness,
+        "mode": "async" if consistency.mode == types_pb2.MODE_ASYNC else "sync",
+        "staleness": staleness_of(consistency),
         "servers": status.expected_servers,
         "workers": status.expected_workers,
         "slices_per_step": status.view.slices_per_step,
@@ -88,6 +84,13 @@ def summarise(
         # Sentences; if there is any, the run ends with exit code 1.
         "broken_promises": broken_sentences(status.broken_promises),
     }
+
+
+def staleness_of(consistency: types_pb2.Consistency) -> int | str | None:
+    """How many slices a worker may be ahead, or "unbounded"; None in synchronous mode."""
+    if consistency.mode != types_pb2.MODE_ASYNC:
+        return None
+    return consistency.staleness if consistency.HasField("staleness") else "unbounded"
 
 
 def blame_of(status: coordinator_pb2.StatusResponse) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from paramserver.v1 import types_pb2
 
 if TYPE_CHECKING:
     from paramserver.server.member import ServerMember
+    from paramserver.server.service import ServerService
     from paramserver.transport.base import Channel
 
 log = structlog.get_logger("paramserver.server")
@@ -55,34 +56,15 @@ class Serving:
         Raises ConfigError if the port cannot be had or the coordinator refuses, JobFailedError when the job has failed,
         UnavailableError when coordinator and workers have been gone for ``cluster.max_idle_s``.
         """
-        import torch
-
         from paramserver.server.member import ServerMember
-        from paramserver.server.service import ServerService
-        from paramserver.tensors.own import allow
-        from paramserver.tensors.uncompiled import postpone_compiler
         from paramserver.transport import bulk, grpc
         from paramserver.transport.addresses import join
-        from paramserver.transport.allocation import keep_memory
-        from paramserver.transport.shm.meeting import meet_in
         from paramserver.web.metrics.members import SERVER, server_samples
         from paramserver.web.metrics.port import MetricsPort
 
         settings = self._settings
         over_sockets = settings.cluster.transport != "grpc"
-        torch.set_num_threads(1)
-        keep_memory(server=True)
-        meet_in(Path(settings.cluster.meeting_dir))
-        allow(split_addresses(settings.cluster.optimizers))
-        postpone_compiler()
-        service = ServerService(
-            settings.cluster.job,
-            bulk.connector(self._security, "server", over_sockets),
-            settings.cluster.wait_timeout_s,
-            settings.training.threads_per_server
-            or server_threads(len(os.sched_getaffinity(0)), _servers_here(settings)),
-            shares=settings.cluster.transport in ("auto", "shm"),
-        )
+        service = self._service(over_sockets)
         metrics = MetricsPort(
             settings,
             self._security,
@@ -118,6 +100,32 @@ class Serving:
             await metrics.close()
             await self.member.close()
             await asyncio.gather(server.stop(0.2), *([sockets.stop(0.2)] if sockets else []))
+
+    def _service(self, over_sockets: bool) -> ServerService:
+        """The service of this process, which is made ready for arithmetic. ``over_sockets``: beside gRPC."""
+        import torch
+
+        from paramserver.server.service import ServerService
+        from paramserver.tensors.own import allow
+        from paramserver.tensors.uncompiled import postpone_compiler
+        from paramserver.transport import bulk
+        from paramserver.transport.allocation import keep_memory
+        from paramserver.transport.shm.meeting import meet_in
+
+        settings = self._settings
+        torch.set_num_threads(1)
+        keep_memory(server=True)
+        meet_in(Path(settings.cluster.meeting_dir))
+        allow(split_addresses(settings.cluster.optimizers))
+        postpone_compiler()
+        return ServerService(
+            settings.cluster.job,
+            bulk.connector(self._security, "server", over_sockets),
+            settings.cluster.wait_timeout_s,
+            settings.training.threads_per_server
+            or server_threads(len(os.sched_getaffinity(0)), _servers_here(settings)),
+            shares=settings.cluster.transport in ("auto", "shm"),
+        )
 
     def _bulk_port(self) -> int:
         """The port for bulk connections of this server: those of one machine have ports one after the other."""

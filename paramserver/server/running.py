@@ -41,6 +41,7 @@ from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic.hypers import Hyperparameters
 from paramserver.server.arithmetic.norms import NormExchange
 from paramserver.server.arithmetic.state import State, StateCopy
+from paramserver.server.arithmetic.thread import ArithmeticThread
 from paramserver.server.making import Maker
 from paramserver.server.replicas.copies import Copies
 from paramserver.server.saving.holding import Holding
@@ -71,8 +72,6 @@ _REFUSALS: dict[Refusal, type[errors.ParamServerError]] = {
     Refusal.GONE: errors.GoneError,
 }
 T = TypeVar("T")
-# Arithmetic on fewer bytes takes no longer than handing it to another thread and back.
-_SMALL_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +115,7 @@ class RunningShard:
         self.digest = plan.layout.digest
         self.chunks = {chunk.index: chunk for chunk in plan.chunks_of(config.shard)}
         self.nbytes = sum(chunk.nbytes for chunk in self.chunks.values())
-        # A planned fault may stop the thread, which is not to be that of the loop.
-        faults = planned("apply.mid") or planned("apply.after_weights_before_opt")
-        self._at_once = self.nbytes <= _SMALL_BYTES and not faults
+        self.thread = ArithmeticThread(pool, self.nbytes)
         # Of all workers that there have been, by member number.
         self.names = {worker.member: worker.name for worker in config.workers}
         self.trace = ShardTrace(trace or Recorder(), config.shard, lambda: self.names)
@@ -135,7 +132,7 @@ class RunningShard:
         self._maker = Maker(tensors, norms_, self.arithmetic, self.trace)
         self.acks = Acks()
         self.times = Times(config.timeline)
-        self._pool, self._failed = pool, failed
+        self._failed = failed
         self._calls = Calls()
         self.state_copies = StateCopies(tensors, self._calls)
         self.repetitions = Repetitions()
@@ -370,24 +367,9 @@ class RunningShard:
             if asked or self.saver.due(version.number):
                 self.copy(version)
 
-    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Begin to compute with the shard's tensors: in the thread for arithmetic, or at once if the shard is small.
-
-        Whatever is begun later is computed later.
-        """
-        loop = asyncio.get_running_loop()
-        if not self._at_once:
-            return loop.run_in_executor(self._pool, work)
-        done: asyncio.Future[T] = loop.create_future()
-        try:
-            done.set_result(work())
-        except Exception as error:
-            done.set_exception(error)
-        return done
-
     async def arithmetic(self, work: Callable[[], T]) -> T:
-        """Compute with the shard's tensors: in the thread for arithmetic, or at once if the shard is small."""
-        return await self.begin(work)
+        """Compute with the shard's tensors, see `ArithmeticThread`."""
+        return await self.thread(work)
 
     # ---- the end
 

@@ -33,7 +33,7 @@ class ShardService:
     def __init__(self, process: Process, plan: int = 0, collecting: Collecting | None = None) -> None:
         """``plan``: the number of the plan to which the shard belongs. ``collecting``: the process groups."""
         self.host = host = Host(process, plan)
-        self._setup = setup = Setup(host)
+        setup = Setup(host)
         self.contributions = contributions = Contributions(host)
         self._pulls = pulls = Pulls(host, contributions)
         self._facts = facts = Facts(host, contributions, pulls)

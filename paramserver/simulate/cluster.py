@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from paramserver.core.layout.thresholds import EARLY_PUSH_BYTES
@@ -20,7 +20,7 @@ from paramserver.simulate.parts.host_tier import HostTier
 from paramserver.simulate.parts.hosts import Host, Network, Program
 from paramserver.simulate.parts.member import Member
 from paramserver.simulate.parts.pieces import pieces_of
-from paramserver.simulate.parts.seats import seating, shares_memory, shares_pulls
+from paramserver.simulate.parts.seats import Seating, seating, shares_memory, shares_pulls
 from paramserver.simulate.parts.stragglers import draws
 from paramserver.simulate.parts.synchronous import SyncWorker
 from paramserver.simulate.scenario import Outcome, Record, Scenario, busy, shares
@@ -37,63 +37,20 @@ _WARM_UP = 0.05
 
 def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     """Simulate a job up to its last step; the outcome, and the records of single steps."""
-    clock, record = VirtualClock(), Record()
+    clock, record, seats = VirtualClock(), Record(), seating(scenario)
     versions = scenario.steps if scenario.sync else scenario.steps * scenario.slices
-    costs, seats = scenario.costs, seating(scenario)
     # Between hosts large models go over the network everywhere, so that gradients leave during the backward pass.
     apart = len({*seats.workers, *seats.servers}) > 1 and scenario.nbytes >= EARLY_PUSH_BYTES
     shared = shares_memory(scenario) and not apart
-    count = scenario.cores or math.inf
     hosts = {
-        name: Host(clock, scenario.bandwidth, Cores(clock, count))
+        name: Host(clock, scenario.bandwidth, Cores(clock, scenario.cores or math.inf))
         for name in dict.fromkeys([*seats.workers, *seats.servers])
     }
-    rules = Rules(
-        clock,
-        Network(clock, costs, scenario.seed),
-        costs,
-        scenario.consistency,
-        range(1, scenario.workers + 1),
-        costs.apply(scenario.optimizer),
-        _Publishing(clock, record, seats.plan.shards, scenario.sync),
-        STATE[scenario.optimizer],
-    )
-    cut = pieces_of(seats.plan, _most_pieces(scenario))
-    placement = Placement(
-        scenario.servers,
-        scenario.replicas,
-        Means(
-            clock,
-            lambda server: Program(hosts[seats.servers[server]], Part.SERVER_LINK, shared, costs.faster(seats.threads)),
-            lambda index, program, backup: Shard(rules, index, program, cut[index], backup),
-            _repair_mbps(scenario),
-            costs.call_s,
-            scenario.lease_s,
-        ),
-    )
-    placement.plan(scenario.events)
-    tiered = shares_pulls(scenario)
-    begins = not shared and not scenario.gpu and scenario.backward > 0
-    members = [
-        Member(
-            clock,
-            rank,
-            placement.primaries,
-            Program(hosts[seats.workers[rank]], Part.WORKER_LINK, shared),
-            scenario.compute_s,
-            draws(scenario.stragglers, rank, scenario.workers, scenario.seed),
-            costs.call_s,
-            costs.hand_ns * 1e-9 * scenario.params,
-            0.0 if scenario.gpu else scenario.worker_threads,
-            scenario.backward,
-            begins=begins and not (tiered and seats.workers.count(seats.workers[rank]) > 1),
-        )
-        for rank in range(scenario.workers)
-    ]
-    placement.followers = members
+    placement = _servers(scenario, seats, hosts, shared, clock, record)
+    members = placement.followers = _workers(scenario, seats, hosts, shared, clock, placement)
     early = not shared and scenario.moves and scenario.backward > 0 and scenario.nbytes >= EARLY_PUSH_BYTES
     leases = SliceLeases(0)
-    tiers = _tiers(scenario, members) if tiered else {}
+    tiers = _tiers(scenario, members) if shares_pulls(scenario) else {}
     synchronous = [
         SyncWorker(member, scenario.workers, scenario.slices, scenario.moves, early, tiers.get(member.program.host))
         for member in members
@@ -113,6 +70,64 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     record.moved = sum(worker.moved for worker in synchronous)
     record.repeated = first.counters.duplicate
     return summed_up(scenario, record), record
+
+
+def _servers(
+    scenario: Scenario, seats: Seating, hosts: Mapping[str, Host], shared: bool, clock: VirtualClock, record: Record
+) -> Placement:
+    """The servers with their shards. ``shared``: weights and gradients go through the memory of a host."""
+    costs = scenario.costs
+    rules = Rules(
+        clock,
+        Network(clock, costs, scenario.seed),
+        costs,
+        scenario.consistency,
+        range(1, scenario.workers + 1),
+        costs.apply(scenario.optimizer),
+        _Publishing(clock, record, seats.plan.shards, scenario.sync),
+        STATE[scenario.optimizer],
+    )
+    cut = pieces_of(seats.plan, _most_pieces(scenario))
+    means = Means(
+        clock,
+        lambda server: Program(hosts[seats.servers[server]], Part.SERVER_LINK, shared, costs.faster(seats.threads)),
+        lambda index, program, backup: Shard(rules, index, program, cut[index], backup),
+        _repair_mbps(scenario),
+        costs.call_s,
+        scenario.lease_s,
+    )
+    placement = Placement(scenario.servers, scenario.replicas, means)
+    placement.plan(scenario.events)
+    return placement
+
+
+def _workers(
+    scenario: Scenario,
+    seats: Seating,
+    hosts: Mapping[str, Host],
+    shared: bool,
+    clock: VirtualClock,
+    placement: Placement,
+) -> list[Member]:
+    """The workers, as members of the job. ``shared``: as above."""
+    costs, tiered = scenario.costs, shares_pulls(scenario)
+    begins = not shared and not scenario.gpu and scenario.backward > 0
+    return [
+        Member(
+            clock,
+            rank,
+            placement.primaries,
+            Program(hosts[place], Part.WORKER_LINK, shared),
+            scenario.compute_s,
+            draws(scenario.stragglers, rank, scenario.workers, scenario.seed),
+            costs.call_s,
+            costs.hand_ns * 1e-9 * scenario.params,
+            0.0 if scenario.gpu else scenario.worker_threads,
+            scenario.backward,
+            begins=begins and not (tiered and seats.workers.count(place) > 1),
+        )
+        for rank, place in enumerate(seats.workers)
+    ]
 
 
 def _tiers(scenario: Scenario, members: Sequence[Member]) -> dict[Host, HostTier]:

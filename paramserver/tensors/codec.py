@@ -53,11 +53,6 @@ def frame_of(header: shard.FrameHeader, parts: Sequence[Buffer] = ()) -> Frame:
     return frame
 
 
-def encode_frame(header: shard.FrameHeader, parts: Sequence[Buffer]) -> bytes:
-    """The same as one protobuf message. This is the only copy of the parts."""
-    return frame_of(header, parts).message()
-
-
 def decode_frame(raw: AnyFrame) -> tuple[shard.FrameHeader, memoryview]:
     """The header and a read-only view of the data (empty if there is none), which keeps ``raw`` alive.
 

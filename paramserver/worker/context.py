@@ -21,9 +21,7 @@ from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.models.preparing import Parts, Prepared
 from paramserver.worker.registered.objects import Objects
 from paramserver.worker.script.draws import Draws
-from paramserver.worker.script.given import (
-    as_numbers,
-)
+from paramserver.worker.script.given import as_numbers
 from paramserver.worker.script.loaded import load, parts_of, read_weights
 from paramserver.worker.script.position import Position
 from paramserver.worker.script.schedule import Schedules
@@ -250,14 +248,7 @@ class Context(Together):
             )
         if self.prepared.binding is None:
             raise errors.UserError("register the push hook after ctx.prepare of the model")
-        outgoing = self.engine.sender.outgoing
-        if outgoing.compressor is not None:
-            raise errors.UserError(
-                f'training.push_compression is "{outgoing.compressor.name}": use that, or a push hook, not both'
-            )
-        if outgoing.hook is not None:
-            raise errors.UserError("there is a push hook already: register one, once")
-        outgoing.use(of_script(state, hook, self.prepared.binding.parameters))
+        self.engine.sender.outgoing.use(of_script(state, hook, self.prepared.binding.parameters))
 
     # ---- saving and loading
 

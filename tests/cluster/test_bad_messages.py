@@ -13,13 +13,14 @@ import torch
 
 from paramserver import errors
 from paramserver.core.versions.events import AtLeast, Exactly, Want
-from paramserver.tensors.codec import MAX_FRAME_BYTES, encode_frame, split_frame
+from paramserver.tensors.codec import MAX_FRAME_BYTES, split_frame
 from paramserver.transport.base import MAX_MESSAGE_BYTES
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import pack_mask, put_want
 from paramserver.worker.client import RawClient
 from tests.support.cluster.harness import CALL_S, Cluster, buffered
 from tests.support.cluster.raw import AsyncName, Raw, SyncName
+from tests.support.frames import encode_frame
 
 A, B = 0, 1  # tensors "a" of 40 and "b" of 24 elements: chunks 0, 1, 2 and 3, 4 of at most 16
 HYPERS = {"lr": 0.5, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}

@@ -42,7 +42,8 @@ def test_another_server_takes_its_place(what: str, nth: int, when: str) -> None:
         service = leader.service
         assert service is not None
         until(
-            "it is missed", lambda: fleet.record().lost or service.job.reports.lost or not service.job.shard_infos()[1:]
+            "it is missed",
+            lambda: fleet.record().lost or service.job.reports.lost or not service.job.shards.infos()[1:],
         )
         fleet.serve(1, "new-server-1")
         summary = fleet.finish()

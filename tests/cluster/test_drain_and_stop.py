@@ -158,7 +158,7 @@ def test_a_job_is_stopped_before_it_trains() -> None:
     with Fleet(places=ONE) as fleet:
         leader = fleet.begin()
         until(
-            "the servers are there", lambda: leader.service is not None and len(leader.service.job.shard_infos()) == 2
+            "the servers are there", lambda: leader.service is not None and len(leader.service.job.shards.infos()) == 2
         )
         stop(fleet)
         until("the coordinator ends", leader.task.done)

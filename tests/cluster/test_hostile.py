@@ -22,11 +22,11 @@ from google.protobuf.message import Message
 from paramserver import errors
 from paramserver.alone.job import COORDINATOR
 from paramserver.core.versions.names import AsyncName, SyncName
-from paramserver.tensors.codec import encode_frame
 from paramserver.transport.base import METHODS, Channel, MethodKind
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from tests.support.cluster.harness import CALL_S, Cluster
 from tests.support.cluster.raw import Raw
+from tests.support.frames import encode_frame
 
 HUGE = 2**64 - 1
 NAN = float("nan")

@@ -47,7 +47,7 @@ def test_a_server_that_hangs_holds_up_no_news() -> None:
         fleet.work(program(each))
         until("worker-0 hears of the newcomer", lambda: len(session.view.workers) == 2, soon_s)
         assert hung.process.held, "the server was asked, and hung"
-        assert len(leader.service.job.shard_infos()) == 2, "it is not given up yet"
+        assert len(leader.service.job.shards.infos()) == 2, "it is not given up yet"
         fleet.call(hung.process.resume)
         held.released.set()
         fleet.finish([fleet.hands[0], fleet.hands[2]])

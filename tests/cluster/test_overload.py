@@ -15,7 +15,7 @@ import structlog
 import torch
 
 from paramserver import errors
-from paramserver.server import running
+from paramserver.server.arithmetic import thread
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import shard_pb2
 from tests.support.cluster.harness import Cluster, buffered, until
@@ -48,7 +48,7 @@ def slow_apply(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[list
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards are taken for large ones, whose arithmetic has a thread."""
-    monkeypatch.setattr(running, "_SMALL_BYTES", -1)
+    monkeypatch.setattr(thread, "_SMALL_BYTES", -1)
 
 
 async def again_and_again(raw: Raw, frames: list[bytes]) -> tuple[Any, int]:

@@ -44,7 +44,7 @@ def given_up(fleet: Fleet) -> bool:
 def back(fleet: Fleet) -> bool:
     """The leader has both servers, or the job has come to its end with them."""
     services = [chief.service for chief in fleet.chiefs if chief.service is not None and not chief.process.killed]
-    return not services or (not services[0].job.seats.away and len(services[0].job.shard_infos()) == 2)
+    return not services or (not services[0].job.seats.away and len(services[0].job.shards.infos()) == 2)
 
 
 def cut_off(fleet: Fleet, from_everybody: bool) -> None:
@@ -95,9 +95,9 @@ def test_it_comes_back_before_the_channel_to_it_is_closed(monkeypatch: pytest.Mo
         fleet.call(fleet.keepers[1].cut)
         assert leader.service is not None
         job = leader.service.job
-        until("server-1 is no member", lambda: len(job.shard_infos()) == 1)
+        until("server-1 is no member", lambda: len(job.shards.infos()) == 1)
         fleet.call(fleet.keepers[1].heal)
-        until("it is back", lambda: len(job.shard_infos()) == 2)
+        until("it is back", lambda: len(job.shards.infos()) == 2)
         is_back.set()
         held.released.set()
         calm(fleet.finish())
@@ -205,7 +205,7 @@ def test_the_answer_to_its_request_to_join_is_lost() -> None:
         late.process.out.check()
         until("it knows that it is a member", lambda: bool(late.member.session.member))
         assert leader.service is not None
-        assert [shard.server for shard in leader.service.job.shard_infos()] == ["server-0", "server-1"]
+        assert [shard.server for shard in leader.service.job.shards.infos()] == ["server-0", "server-1"]
         held.released.set()
         calm(fleet.finish())
 

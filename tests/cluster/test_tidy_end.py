@@ -25,7 +25,7 @@ def test_k05_the_model_is_forgotten_although_servers_leave_before_the_coordinato
         assert "model" in fleet.store.entries
         for keeper in fleet.keepers:
             fleet.call(keeper.stop.set)
-        until("the servers have left", lambda: not service.job.shard_infos())
+        until("the servers have left", lambda: not service.job.shards.infos())
         fleet.call(lambda: leader.coordinating.on_signal(signal.SIGTERM))
         until("the coordinator ends", leader.task.done)
         assert leader.task.result() == 128 + signal.SIGTERM

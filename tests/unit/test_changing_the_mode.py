@@ -42,6 +42,7 @@ class Job:
             begin_async=lambda version: f"leases from {version}", begin_sync=self.begin_sync
         )
         self.refresh = self.doing("tell members")
+        self.shards = self
 
     def doing(self, what: str) -> Callable[[], Awaitable[None]]:
         async def do() -> None:
@@ -59,10 +60,10 @@ class Job:
     def begin_sync(self, version: int, _: object) -> None:
         self.did.append(f"steps from {version}")
 
-    async def shard_stats(self) -> list[shard_pb2.StatsResponse]:
+    async def stats(self) -> list[shard_pb2.StatsResponse]:
         return [shard_pb2.StatsResponse(version=self.version)] * 2
 
-    async def ask_shards(self, _: str, request: Any, *__: Any, present: bool = False) -> list[Any]:
+    async def ask(self, _: str, request: Any, *__: Any, present: bool = False) -> list[Any]:
         self.did.append(shard_pb2.Phase.Name(request.phase).removeprefix("PHASE_"))
         if not self.answers:
             await asyncio.Event().wait()

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from paramserver.errors import ProtocolError
 from paramserver.frames import ALIGNMENT
 from paramserver.tensors import codec
-from paramserver.tensors.codec import chunk_frames, decode_frame, encode_frame, split_frame
+from paramserver.tensors.codec import chunk_frames, decode_frame, split_frame
 from paramserver.v1 import shard_pb2 as shard
 from paramserver.v1 import types_pb2 as types
+from tests.support.frames import encode_frame
 
 F32 = types.DTYPE_FLOAT32
 

@@ -8,14 +8,13 @@ from collections import Counter
 import pytest
 
 from paramserver.coordinator.reports import combined
+from paramserver.core.job.held import Backup, Held
 from paramserver.core.job.holders import (
-    Backup,
     Balance,
     BegunAnew,
     CaughtUp,
     Cover,
     Found,
-    Held,
     Holders,
     Lost,
     Promote,

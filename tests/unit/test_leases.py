@@ -10,19 +10,7 @@ import pytest
 
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.work.leases import SliceLeases
-
-
-def names(epoch: int, *indices: int) -> list[AsyncName]:
-    return [AsyncName(epoch, index) for index in indices]
-
-
-def all_of(leases: SliceLeases, worker: int, max_epoch: int) -> list[AsyncName]:
-    """Everything there is to have."""
-    taken: list[AsyncName] = []
-    while more := leases.lease(worker, max_epoch, 1000, 1):
-        taken.extend(more)
-    return taken
-
+from tests.support.schedules.leases import all_of, done_in, names
 
 # ---- handing out
 
@@ -61,7 +49,7 @@ def test_without_a_data_set_names_never_end() -> None:
     assert not leases.nothing_left(0)
     assert not leases.finished(0)
     assert leases.position() == (0, ())
-    assert leases.done_in(0) == 1
+    assert done_in(leases, 0) == 1
 
 
 def test_a_negative_number_of_slices_is_refused() -> None:
@@ -111,10 +99,10 @@ def test_completing_twice_changes_nothing() -> None:
     all_of(leases, 1, 0)
     leases.complete(names(0, 0))
     leases.complete(names(0, 0, 0))
-    assert (leases.done_in(0), leases.finished(0)) == (1, False)
+    assert (done_in(leases, 0), leases.finished(0)) == (1, False)
     leases.complete(names(0, 1))
     leases.complete(names(0, 1))
-    assert (leases.done_in(0), leases.finished(0)) == (2, True)
+    assert (done_in(leases, 0), leases.finished(0)) == (2, True)
 
 
 @pytest.mark.parametrize("unknown", [AsyncName(0, 1), AsyncName(0, 2), AsyncName(0, 99), AsyncName(7, 0)])
@@ -123,7 +111,7 @@ def test_what_was_never_handed_out_cannot_be_done(unknown: AsyncName) -> None:
     leases = SliceLeases(2)
     leases.lease(1, 0, 1, 1)
     leases.complete([unknown, AsyncName(0, 0)])
-    assert (leases.done_in(0), leases.finished(0)) == (1, False)
+    assert (done_in(leases, 0), leases.finished(0)) == (1, False)
     assert all_of(leases, 1, 0) == names(0, 1)
 
 
@@ -138,7 +126,7 @@ def test_the_position_is_what_is_not_done_of_the_oldest_epoch() -> None:
     assert leases.position() == (0, ((1, 2), (3, 4)))
     leases.complete(names(0, 1, 3))
     assert leases.position() == (1, ((0, 4),))
-    assert (leases.done_in(0), leases.done_in(1)) == (4, 0)
+    assert (done_in(leases, 0), done_in(leases, 1)) == (4, 0)
     assert leases.finished(0)
     assert not leases.finished(1)
 

@@ -9,18 +9,7 @@ import pytest
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.versions.ranges import RangeSet, common, complement
 from paramserver.core.work.leases import SliceLeases
-
-
-def names(epoch: int, *indices: int) -> list[AsyncName]:
-    return [AsyncName(epoch, index) for index in indices]
-
-
-def all_of(leases: SliceLeases, worker: int, max_epoch: int) -> list[AsyncName]:
-    taken: list[AsyncName] = []
-    while more := leases.lease(worker, max_epoch, 1000, 1):
-        taken.extend(more)
-    return taken
-
+from tests.support.schedules.leases import all_of, done_in, names
 
 # ---- restored
 
@@ -28,7 +17,7 @@ def all_of(leases: SliceLeases, worker: int, max_epoch: int) -> list[AsyncName]:
 def test_what_is_done_is_not_handed_out_and_all_else_is() -> None:
     leases = SliceLeases.restored(5, 1, {1: [(0, 2), (4, 5)], 2: [(3, 4)]})
     assert leases.position() == (1, ((2, 4),))
-    assert (leases.done_in(0), leases.done_in(1), leases.done_in(2)) == (5, 3, 1)
+    assert (done_in(leases, 0), done_in(leases, 1), done_in(leases, 2)) == (5, 3, 1)
     assert all_of(leases, 1, 2) == names(1, 2, 3) + names(2, 0, 1, 2, 4)
     assert leases.nothing_left(2)
     leases.complete(names(1, 2, 3) + names(2, 0, 1, 2, 4))
@@ -56,7 +45,7 @@ def test_without_a_data_set_only_new_names_are_handed_out() -> None:
     """What was out and never came cannot be done by anybody else."""
     leases = SliceLeases.restored(0, 0, {0: [(0, 3), (5, 6)]})
     assert leases.lease(1, 0, 3, 1) == names(0, 6, 7, 8)
-    assert leases.done_in(0) == 4
+    assert done_in(leases, 0) == 4
 
 
 def test_a_drain_waits_for_slices_that_came_back_only() -> None:
@@ -97,7 +86,7 @@ def test_what_somebody_else_holds_or_has_done_stays_so() -> None:
     leases.complete(names(0, 0))
     assert not leases.reconcile(2, names(0, 0, 1))
     assert leases.holders(0) == {1: 1}
-    assert leases.done_in(0) == 1
+    assert done_in(leases, 0) == 1
 
 
 def test_what_was_never_handed_out_is_not_taken_on_trust() -> None:
@@ -164,7 +153,7 @@ def test_every_slice_is_done_once_although_coordinators_die_and_answers_get_lost
                 leases = take_over()
         out = [name for held in holds.values() for name in held]
         both = counted[0] & counted[1]
-        assert all(leases.done_in(e) <= sum(n.epoch == e for n in both) for e in range(leases.position()[0], epochs))
+        assert all(done_in(leases, e) <= sum(n.epoch == e for n in both) for e in range(leases.position()[0], epochs))
         if leases.finished(epochs - 1) and not out:
             break
     else:

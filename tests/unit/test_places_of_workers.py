@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paramserver.coordinator.leadership.takeover import _member
+from paramserver.coordinator.leadership.members import member_of
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.errors import ProtocolError
 from paramserver.v1 import types_pb2
@@ -18,7 +18,7 @@ def test_the_view_has_workers_of_a_host_side_by_side() -> None:
         job = service.job
         assert [worker.rank for worker in job.view().workers] == [0, 2, 1]
         assert [worker.rank for worker in job.worker_infos()] == [0, 2, 1], "servers hear the same"
-        kept = {one.index: _member(one).host for one in job.record().members}
+        kept = {one.index: member_of(one).host for one in job.record().members}
         assert kept == {0: "x", 1: "y", 2: "x"}, "the next coordinator knows it, too"
 
     with_job(work)

@@ -79,7 +79,7 @@ def a_job(servers: Servers) -> Any:
         over=asyncio.get_running_loop().create_future(),
         timeline=0,
         term=1,
-        shard_infos=list,
+        shards=SimpleNamespace(infos=list),
         write_down=lambda: None,
     )
 

@@ -28,20 +28,24 @@ class Job:
     def __init__(self, place: Path, answers: list[shard_pb2.StatsResponse]) -> None:
         self.options = JobOptions("test", 1, 1, Consistency(Mode.SYNC))
         self.timeline, self.term = 0, 1
+        self.shards = self
         # Closed while answers are held back.
         self.open = asyncio.Event()
         self.open.set()
         self.answers = answers
         self._folder = place / NAME
 
-    async def shard_stats(self) -> list[shard_pb2.StatsResponse]:
+    async def stats(self) -> list[shard_pb2.StatsResponse]:
         answer = self.answers.pop(0)
         self._folder.mkdir(exist_ok=True)
         (self._folder / "model-00001-of-00001.safetensors.tmp").touch()
         await self.open.wait()
         return [answer]
 
-    async def ask_shards(self, *_: Any) -> list[Any]:
+    async def ask(self, *_: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def infos(self) -> list[Any]:
         raise NotImplementedError
 
 

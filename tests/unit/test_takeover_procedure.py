@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from paramserver.core.job.holders import Backup, CaughtUp, Held, Holders, ServerGone, ServersThere
+from paramserver.core.job.held import Backup, Held
+from paramserver.core.job.holders import CaughtUp, Holders, ServerGone, ServersThere
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.procedures.takeover import (
     Ask,

@@ -151,10 +151,8 @@ def simulate(
         return 0
     if compute is None or params is None:
         raise ConfigError("say what a slice takes and how large the model is, as in --compute 0.2s --params 25M")
-    from paramserver.simulate import compare, events, report, units
-    from paramserver.simulate.cluster import simulate as run
+    from paramserver.simulate import events, units
     from paramserver.simulate.parts import stragglers
-    from paramserver.simulate.parts.seats import shares_pulls
 
     samples = units.count("--batch", batch)
     scenario = _scenario(
@@ -175,6 +173,21 @@ def simulate(
         events=tuple(events.parse(text) for text in event or ()),
         steps=units.count("--steps", steps),
     )
+    wanted = settings.cluster.replicas
+    replicated = int(hosts != 1) if wanted == "auto" else wanted
+    _predict(scenario, samples, replicated if suggest else None, json_)
+    return 0
+
+
+def _predict(scenario: Scenario, samples: int, suggest: int | None, path: Path | None) -> None:
+    """Simulate the job, and print what comes out. ``samples``: in a slice; 0: not known.
+
+    ``suggest``: also try other numbers of servers, with so many replicas. ``path``: a JSON file for everything.
+    """
+    from paramserver.simulate import compare, report
+    from paramserver.simulate.cluster import simulate as run
+    from paramserver.simulate.parts.seats import shares_pulls
+
     outcome, record = run(scenario)
     print("\n".join(report.table(scenario, outcome, samples)))
     if shares_pulls(scenario):
@@ -182,17 +195,15 @@ def simulate(
     if scenario.events:
         print("\n".join(report.events(record)))
     found = None
-    if suggest:
+    if suggest is not None:
         from paramserver.simulate.suggest import suggest as try_others
 
-        wanted = settings.cluster.replicas
-        found = try_others(scenario, int(hosts != 1) if wanted == "auto" else wanted)
+        found = try_others(scenario, suggest)
         print("\n".join(report.suggestion(scenario, found)))
     if (advice := compare.advice(scenario)) is not None:
         print(f"\n{advice}")
-    if json_ is not None:
-        _write(json_, report.as_json(scenario, outcome, record, found))
-    return 0
+    if path is not None:
+        _write(path, report.as_json(scenario, outcome, record, found))
 
 
 def _costs(path: Path | None, measure: bool, out: Path | None) -> Costs:

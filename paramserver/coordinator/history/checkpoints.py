@@ -227,7 +227,7 @@ class Checkpoints:
         job = self._job
         request = shard_pb2.ReleaseRequest(job=job.options.job, timeline=timeline, term=job.term, versions=versions)
         try:
-            await job.ask_shards("Shard.Release", request, shard_pb2.ReleaseResponse, present=True)
+            await job.shards.ask("Shard.Release", request, shard_pb2.ReleaseResponse, present=True)
         except errors.ParamServerError as error:
             # A server that did not hear of it still names the copy in its next report.
             log.debug("release", error=str(error))
@@ -286,7 +286,7 @@ class Checkpoints:
         if self._core.settling(version):
             return True
         try:
-            replies = await self._job.shard_stats()
+            replies = await self._job.shards.stats()
         except errors.ParamServerError:  # if that server is dead, the job goes back
             return True
         return all(any(copy.version == version for copy in reply.copies) for reply in replies)

@@ -147,7 +147,7 @@ class Cuts:
             case Ask(again):
                 await asyncio.sleep(_LOOK_S if again else 0.0)
                 self._versions.check(timeline)
-                stats = await job.shard_stats()
+                stats = await job.shards.stats()
                 newest = max(one.version for one in stats)
                 return Told([one.version for one in stats], one_version(stats), self._versions.saved(newest))
             case Compare():
@@ -187,4 +187,4 @@ class Cuts:
         )
         # A server that is missing must not keep the others from going on.
         present = step == shard_pb2.CutRequest.STEP_LET_GO
-        return await job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse, present=present)
+        return await job.shards.ask("Shard.Cut", request, shard_pb2.CutResponse, present=present)

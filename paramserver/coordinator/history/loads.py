@@ -190,7 +190,7 @@ class Loads:
     async def _gone_on(self) -> None:
         """Refuse the load if a worker went on to the next step: its script did not call the load."""
         try:
-            stats = await self._job.shard_stats()
+            stats = await self._job.shards.stats()
         except errors.ParamServerError:
             return
         newest = max((one.version for one in stats), default=0)
@@ -251,7 +251,7 @@ class Loads:
         await job.mode_change.close()
         table = await lease_table(job)
         await job.leasing.begin(None)
-        stats = await job.shard_stats()
+        stats = await job.shards.stats()
         if not job.life.handle(LoadBegins()):  # the job has ended meanwhile
             self.under_way = None
             return
@@ -282,7 +282,7 @@ class Loads:
         deadline = time.monotonic() + job.options.call_timeout_s
         while True:
             try:
-                await job.ask_shards("Shard.Configure", request, shard_pb2.ConfigureResponse)
+                await job.shards.ask("Shard.Configure", request, shard_pb2.ConfigureResponse)
                 return
             except errors.RetryableError as error:
                 if time.monotonic() > deadline:

@@ -283,7 +283,7 @@ class Recovery:
             self._found = {one.name: one for one in own or told}
             saved = [Saved(one.name, one.version, one.timeline, not own) for one in own or told]
         await job.registry.place()
-        stats = await job.shard_stats()
+        stats = await job.shards.stats()
         reached = max([0, *(reply.version for reply in stats if reply.timeline == job.timeline)])
         timelines = tuple(reply.timeline for reply in stats)
         return Told(reached, timelines, published, tuple(saved), str(place) if place is not None else "")
@@ -332,7 +332,7 @@ class Recovery:
         if chosen.elsewhere:
             await job.checkpoints.save_first(saved.version)
         if self.resuming:
-            job.reports.resumed(min(reply.samples for reply in await job.shard_stats()))
+            job.reports.resumed(min(reply.samples for reply in await job.shards.stats()))
         self._table = await lease_table(job)
 
     async def _load(self, saved: Manifest, place: str) -> None:
@@ -347,7 +347,7 @@ class Recovery:
             configure.consistency.CopyFrom(consistency_to_proto(consistency))
             return shard_pb2.RestoreRequest(configure=configure, manifest=text, grant=job.registry.grant, place=place)
 
-        restored = await job.ask_shards("Shard.Restore", request, shard_pb2.RestoreResponse, _RESTORE_S)
+        restored = await job.shards.ask("Shard.Restore", request, shard_pb2.RestoreResponse, _RESTORE_S)
         if any(reply.version != saved.version for reply in restored):
             raise errors.CheckpointError(f"the servers did not all restore version {saved.version}")
         job.life.agree(consistency)
@@ -367,7 +367,7 @@ class Recovery:
             configure.anew = True
             return configure
 
-        await job.ask_shards("Shard.Configure", request, shard_pb2.ConfigureResponse)
+        await job.shards.ask("Shard.Configure", request, shard_pb2.ConfigureResponse)
 
     async def _go_on(self, version: int) -> None:
         """All servers have ``version``: let the workers follow."""

@@ -79,6 +79,6 @@ async def _perform(
 async def _room(job: ports.Commands) -> bool:
     """Whether every server has room for another copy. A server without room would skip it."""
     writing = [
-        sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies) for reply in await job.shard_stats()
+        sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies) for reply in await job.shards.stats()
     ]
     return max(writing, default=COPIES_KEPT) < COPIES_KEPT  # no answer at all: not now

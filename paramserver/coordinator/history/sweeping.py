@@ -63,7 +63,7 @@ class Sweep:
                 async with self._copying:
                     if not self._given_up(version) or timeline != job.timeline:
                         return
-                    if not any(copy.version == version for reply in await job.shard_stats() for copy in reply.copies):
+                    if not any(copy.version == version for reply in await job.shards.stats() for copy in reply.copies):
                         if self._holding is not None:
                             await asyncio.to_thread(self._holding.check)
                         await asyncio.to_thread(catalog.discard, place, checkpoint_name(version, timeline))

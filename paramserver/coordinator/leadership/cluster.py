@@ -1,19 +1,21 @@
-"""The coordinator's side of the servers: it calls their shards, all at once, with a deadline."""
+"""The coordinator's side of servers and shards: it calls the shards, all at once, with a deadline."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
 from paramserver import errors
-from paramserver.core.job.membership import Member
+from paramserver.coordinator import ports
+from paramserver.coordinator.options import JobOptions
+from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.layout.replanning import shard_number
 from paramserver.transport.addresses import shard_address
 from paramserver.transport.base import Channel
-from paramserver.v1 import shard_pb2
+from paramserver.v1 import shard_pb2, types_pb2
 
 Connect = Callable[[str], Channel]
 M = TypeVar("M", bound=Message)
@@ -107,3 +109,56 @@ class Servers:
         """Close all channels."""
         while self._channels:
             await self._channels.popitem()[1].close()
+
+
+class _Job(ports.Holding, Protocol):
+    options: JobOptions
+    members: Membership
+    servers: Servers
+
+
+class Shards:
+    """All shards of the job, each at the server that is its primary now."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+
+    def _places(self) -> list[tuple[int, Member]]:
+        """The shards whose primary is there, by index, with their primaries."""
+        servers = {server.index: server for server in self._job.members.of(Role.SERVER)}
+        primaries = self._job.holders.primaries
+        return [(shard, servers[index]) for shard, index in enumerate(primaries) if index in servers]
+
+    def infos(self) -> list[types_pb2.ShardInfo]:
+        """The shards whose primary is there, by index."""
+        return [
+            types_pb2.ShardInfo(index=shard, address=self._job.servers.address(server, shard), server=server.name)
+            for shard, server in self._places()
+        ]
+
+    async def stats(self) -> list[shard_pb2.StatsResponse]:
+        """Ask all shards now."""
+        request = shard_pb2.StatsRequest(job=self._job.options.job)
+        return await self.ask("Shard.Stats", request, shard_pb2.StatsResponse)
+
+    async def ask(
+        self,
+        method: str,
+        request: Message | Callable[[int], Message],
+        reply: type[M],
+        timeout_s: float | None = None,
+        present: bool = False,
+    ) -> list[M]:
+        """Call all shards at once; the first error is raised after all calls have ended.
+
+        ``request``: the message, or a function that makes it for each shard. ``timeout_s``: as for all calls if None.
+        ``present``: call the shards whose primary is a member now. Without it a primary that is missing is an error,
+        and no shard is called: an answer without one shard would pass for the answer of all.
+
+        Raises UnavailableError for a server that is missing or does not answer.
+        """
+        job, places = self._job, self._places()
+        if not present and len(places) < len(job.holders):
+            away = job.members.empty_seats(Role.SERVER, job.options.servers)
+            raise errors.UnavailableError(f"{', '.join(away)} cannot be reached now: try again later")
+        return await job.servers.call_all(places, method, request, reply, timeout_s or job.options.call_timeout_s)

@@ -89,4 +89,4 @@ class Snapshots:
         request.step = step
         # A server that is missing must not keep the others from going on.
         present = step == shard_pb2.CutRequest.STEP_GO_ON
-        return await self._job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse, present=present)
+        return await self._job.shards.ask("Shard.Cut", request, shard_pb2.CutResponse, present=present)

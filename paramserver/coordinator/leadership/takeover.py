@@ -16,9 +16,10 @@ from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.coordinator.admission import server_gone
 from paramserver.coordinator.job import Job
+from paramserver.coordinator.leadership.members import member_of
 from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.life import Phase
-from paramserver.core.job.membership import Member, Presence, Role
+from paramserver.core.job.membership import Member, Role
 from paramserver.core.procedures.takeover import (
     Ask,
     Done,
@@ -243,7 +244,7 @@ class _TakingOver:
 def _restore(job: Job, record: coordinator_pb2.JobRecord) -> list[Member]:
     """Take over all that the record says beside the model; return the recorded members, whose leases do not run yet."""
     job.restore(record)
-    members = [_member(entry) for entry in record.members]
+    members = [member_of(entry) for entry in record.members]
     job.members.restore(members, math.inf)
     return members
 
@@ -270,25 +271,6 @@ def _stop(job: Job, record: coordinator_pb2.JobRecord) -> None:
     if _stopping(record):
         job.life.take_over(Phase.STOPPED, record.view.reason)
         job.end("stopped")
-
-
-def _member(entry: coordinator_pb2.MemberRecord) -> Member:
-    role = Role.SERVER if entry.role == types_pb2.ROLE_SERVER else Role.WORKER
-    return Member(
-        ident=entry.member,
-        role=role,
-        index=entry.index,
-        name=f"{role.value}-{entry.index}",
-        expires_at=0.0,
-        presence=Presence.SILENT,
-        address=entry.address,
-        pid=entry.pid,
-        incarnation=entry.incarnation,
-        beside_worker=entry.beside_worker,
-        restart_command=entry.restart_command,
-        metrics_url=entry.metrics_url,
-        host=entry.host,
-    )
 
 
 async def _restore_consistency(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paramserver.coordinator.job import Job
-from paramserver.core.job.holders import Backup
+from paramserver.core.job.held import Backup
 from paramserver.core.job.membership import Role
 from paramserver.core.job.status import again
 from paramserver.v1 import coordinator_pb2

@@ -115,7 +115,7 @@ class Training:
         if version <= self._job.reports.newest_version():
             return
         try:
-            newest = max((stats.version for stats in await self._job.shard_stats()), default=0)
+            newest = max((stats.version for stats in await self._job.shards.stats()), default=0)
         except errors.RetryableError:
             return
         if version > newest:

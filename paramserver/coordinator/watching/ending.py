@@ -74,6 +74,12 @@ class Ending:
         self._reports: dict[int, coordinator_pb2.WorkerReport] = {}
         self._gone: dict[int, coordinator_pb2.Tally] = {}
 
+    def write(self, record: coordinator_pb2.JobRecord) -> None:
+        """Write into the record of the job how scripts have ended."""
+        record.finished, record.script_ended, record.orderly = self.finished, self.script_ended, self.orderly
+        record.epochs_planned = self.epochs_planned
+        record.tallies.extend(self.tallies())
+
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on from the record of an earlier coordinator."""
         self.finished, self.script_ended, self.orderly = record.finished, record.script_ended, record.orderly
@@ -202,14 +208,14 @@ class Ending:
             missing=first.missing,
             of=first.missing_of,
         )
-        await job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse)
+        await job.shards.ask("Shard.Cut", request, shard_pb2.CutResponse)
         log.info(
             "the last step is made of the contributions that came",
             version=first.version,
             slices=f"{first.missing_of - sum(gap.stop - gap.start for gap in first.missing)} of {first.missing_of}",
         )
         deadline = time.monotonic() + _EVEN_S
-        while min(one.version for one in await job.shard_stats()) <= first.version:
+        while min(one.version for one in await job.shards.stats()) <= first.version:
             if time.monotonic() > deadline:
                 raise errors.UnavailableError(f"step {first.version} is not complete yet")
             await asyncio.sleep(_LOOK_S)

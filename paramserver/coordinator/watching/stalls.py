@@ -84,6 +84,6 @@ class Stalls:
         """A server that hangs does not hold the coordinator up."""
         request = shard_pb2.IdleRequest(job=self._job.options.job, timeline=self._job.timeline, worker=member.ident)
         try:
-            await self._job.ask_shards("Shard.Idle", request, shard_pb2.IdleResponse, present=True)
+            await self._job.shards.ask("Shard.Idle", request, shard_pb2.IdleResponse, present=True)
         except errors.ParamServerError as error:
             log.warning("a server did not hear of a stalled worker", worker=member.name, error=str(error))

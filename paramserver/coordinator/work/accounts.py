@@ -29,7 +29,7 @@ async def account(job: _Job, slices: bool) -> coordinator_pb2.AccountsResponse:
     if data is None or not data.slice_size or not job.registry.ready:
         raise errors.UnavailableError("nothing has been counted yet: the job has no data set or is not running")
     request = shard_pb2.LedgerRequest(job=job.options.job)
-    replies = await job.ask_shards("Shard.Ledger", request, shard_pb2.LedgerResponse)
+    replies = await job.shards.ask("Shard.Ledger", request, shard_pb2.LedgerResponse)
     names = {ident: name for reply in replies for ident, name in reply.names.items()}
     step_of = steps(job.schedule.origin, data, job.options.step_slices)
     made = accounts([_ledger(reply) for reply in replies], data, step_of)

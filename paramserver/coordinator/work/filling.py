@@ -32,8 +32,6 @@ class _Job(ports.Stage, ports.Commands, Protocol):
     @property
     def registry(self) -> _Registry: ...
 
-    def shard_infos(self) -> list[types_pb2.ShardInfo]: ...
-
 
 class Filling:
     """The shards of plan ``plan``, before it is in force."""
@@ -42,7 +40,7 @@ class Filling:
         """``wanted`` shards. ``holders``: of the former shards. ``servers``: by their index."""
         self._job, self._plan, self._servers = job, plan, servers
         self.holders, self._former = Holders.spread(wanted, holders), len(holders)
-        self._sources, self._placement = job.shard_infos(), holders.number
+        self._sources, self._placement = job.shards.infos(), holders.number
         self._peers = [
             types_pb2.ShardInfo(
                 index=shard, address=self._address(held.primary, shard), server=servers[held.primary].name
@@ -89,11 +87,11 @@ class Filling:
     ) -> shard_pb2.ConfigureResponse:
         """``version``: at which the former shards stand; None: they do not stand yet."""
         job = self._job
-        request = job.registry.configuration(shard)
-        request.timeline, request.shards, request.backup = job.timeline + 1, len(self.holders), backup
-        request.consistency.CopyFrom(consistency)
-        del request.peers[:]
-        request.peers.extend(self._peers)
+        configure = job.registry.configuration(shard)
+        configure.timeline, configure.shards, configure.backup = job.timeline + 1, len(self.holders), backup
+        configure.consistency.CopyFrom(consistency)
+        del configure.peers[:]
+        configure.peers.extend(self._peers)
         filling = shard_pb2.Filling(
             sources=self._sources,
             timeline=job.timeline,
@@ -103,8 +101,8 @@ class Filling:
             address=self._address(server, shard),
             repair_mbps=job.options.repair_mbps,
         )
-        request.filling.CopyFrom(filling)
-        reply = await self._call(server, shard, "Shard.Configure", request, timeout_s)
+        configure.filling.CopyFrom(filling)
+        reply = await self._call(server, shard, "Shard.Configure", configure, timeout_s)
         return cast(shard_pb2.ConfigureResponse, reply)
 
     async def _set_holders(self, shard: int, consistency: types_pb2.Consistency) -> None:

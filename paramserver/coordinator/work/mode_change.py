@@ -187,7 +187,7 @@ class ModeChange:
         return Done()
 
     async def _ask(self) -> Told:
-        return Told({stats.version for stats in await self._job.shard_stats()})
+        return Told({stats.version for stats in await self._job.shards.stats()})
 
     async def _put_in_force(self, setting: Consistency, other_mode: bool) -> None:
         """In another mode, what is left of the epoch becomes leases or steps."""
@@ -276,7 +276,7 @@ class ModeChange:
 
     async def _tell(self, proposal: Consistency, phase: shard_pb2.Phase) -> list[shard_pb2.SetConsistencyResponse]:
         request = self._request(proposal, phase)
-        return await self._job.ask_shards(
+        return await self._job.shards.ask(
             "Shard.SetConsistency",
             request,
             shard_pb2.SetConsistencyResponse,

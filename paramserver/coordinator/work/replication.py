@@ -18,17 +18,8 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.work.mode_change import ModeChange
-from paramserver.core.job.holders import (
-    Backup,
-    Balance,
-    CaughtUp,
-    Held,
-    Holders,
-    Promote,
-    Retires,
-    ServerGone,
-    ServersThere,
-)
+from paramserver.core.job.held import Backup, Held
+from paramserver.core.job.holders import Balance, CaughtUp, Holders, Promote, Retires, ServerGone, ServersThere
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.procedures import placing
 from paramserver.core.procedures.placing import (
@@ -43,7 +34,7 @@ from paramserver.core.procedures.placing import (
     WriteDown,
 )
 from paramserver.failpoints import reach
-from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.messages import consistency_to_proto
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -80,7 +71,8 @@ class _Job(ports.Stage, ports.Ends, Protocol):
     @property
     def given_up(self) -> bool: ...
 
-    def shard_infos(self) -> list[types_pb2.ShardInfo]: ...
+    @property
+    def shards(self) -> ports.Shards: ...
 
     def write_down(self) -> None: ...
 
@@ -296,7 +288,7 @@ class Replication:
             await job.servers.call(server, command.shard, "Shard.Configure", request, job.options.call_timeout_s)
 
     async def _tell(self, command: Tell) -> None:
-        job, peers = self._job, self._job.shard_infos()
+        job, peers = self._job, self._job.shards.infos()
         server = job.members.get(command.server)
         if server is None:
             return

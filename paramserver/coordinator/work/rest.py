@@ -45,7 +45,7 @@ async def at_rest(job: _Job, plan: int, deadline: float, check: Callable[[], Non
         began, version = await _stand(job, plan, deadline, check)
     while time.monotonic() < deadline:
         check()
-        if not job.checkpoints.cutting and not any(one.copies for one in await job.shard_stats()):
+        if not job.checkpoints.cutting and not any(one.copies for one in await job.shards.stats()):
             return began, version
         await asyncio.sleep(_LOOK_S)
     raise errors.DeadlineError("a checkpoint is still being written: try again")
@@ -55,7 +55,7 @@ async def _stand(job: _Job, plan: int, deadline: float, check: Callable[[], None
     """Synchronous mode: let nobody go past a version that lies ahead, and wait until all shards have made it."""
     margin = _MARGIN
     for _ in range(_ATTEMPTS):
-        newest = max(one.version for one in await job.shard_stats())
+        newest = max(one.version for one in await job.shards.stats())
         version = job.checkpoints.possible(newest + margin)
         request = shard_pb2.CutRequest(
             job=job.options.job,
@@ -65,7 +65,7 @@ async def _stand(job: _Job, plan: int, deadline: float, check: Callable[[], None
             version=version,
             number=plan,
         )
-        replies = await job.ask_shards("Shard.Cut", request, shard_pb2.CutResponse)
+        replies = await job.shards.ask("Shard.Cut", request, shard_pb2.CutResponse)
         if all(reply.taken for reply in replies):
             break
         margin *= 2
@@ -73,7 +73,7 @@ async def _stand(job: _Job, plan: int, deadline: float, check: Callable[[], None
         raise errors.UnavailableError("the shards are always faster than the request: try again")
     while time.monotonic() < deadline:
         check()
-        if min(one.version for one in await job.shard_stats()) >= version:
+        if min(one.version for one in await job.shards.stats()) >= version:
             return time.monotonic(), version
         await asyncio.sleep(_LOOK_S)
     raise errors.DeadlineError(

@@ -51,7 +51,7 @@ async def stand_even(job: _Stage, at_rest: bool = False) -> list[shard_pb2.Stats
     while True:
         if job.life.phase is Phase.RECOVERING:
             raise errors.RolledBackError("the job goes back to a checkpoint")
-        stats = await job.shard_stats()
+        stats = await job.shards.stats()
         if one_version(stats) and (not at_rest or await same_slices(job)):
             return stats
         if time.monotonic() > deadline:
@@ -79,4 +79,4 @@ async def lease_table(job: _Job) -> SliceLeases | None:
 async def _counted(job: ports.Commands) -> list[shard_pb2.CountedResponse]:
     """The slices that each shard has counted."""
     request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
-    return await job.ask_shards("Shard.Counted", request, shard_pb2.CountedResponse)
+    return await job.shards.ask("Shard.Counted", request, shard_pb2.CountedResponse)

@@ -8,10 +8,10 @@ and becomes the primary when the primary is gone. A new backup *catches up* firs
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from paramserver.core.job.held import Backup, Held, copies, even, newcomer, primaries, relief, successor
 from paramserver.core.job.membership import Member
 
 # A server that is gone may be started again: for so many seconds no other server becomes a backup in its place.
@@ -19,31 +19,6 @@ PATIENCE_S = 10.0
 # A server is the primary of at most so many shards at the start. With fewer other servers than that, the shards of a
 # server that is lost go to all others evenly.
 _MOST_SHARDS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Backup:
-    """A server with a copy of a shard. ``since``: the number of the placement with which it began to catch up.
-
-    ``whole``: it has all of the shard, so that it can become the primary.
-    """
-
-    server: int
-    since: int
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The servers of one shard, by their indices. ``lost``: its primary is gone, and no backup could take its place."""
-
-    primary: int
-    backups: tuple[Backup, ...] = ()
-    lost: bool = False
-
-    def backup(self, server: int) -> Backup | None:
-        """This server as a backup; None if it is none."""
-        return next((one for one in self.backups if one.server == server), None)
 
 
 class Cover(enum.StrEnum):
@@ -216,11 +191,7 @@ class Holders:
 
     def settled(self, present: Collection[int]) -> bool:
         """Whether all shards have all of their backups, and are spread evenly over the servers that are there."""
-        even = all(
-            max(loads[server] for server in present) - min(loads[server] for server in present) < 2
-            for loads in (Counter(self.primaries), self._copies())
-        )
-        return even and all(
+        return even(self.shards, present) and all(
             not held.lost and len(held.backups) == self.replicas and all(one.whole for one in held.backups)
             for held in self.shards
         )
@@ -294,17 +265,15 @@ class Holders:
                 self._change(shard, backups=self._others(shard, server))
             if held.primary != server:
                 continue
-            able = [one.server for one in held.backups if one.whole and one.server in present]
-            if not able:
+            following = successor(self.shards, shard, present)
+            if following is None:
                 self._change(shard, lost=True)
                 effects.append(Lost(shard))
                 continue
-            loads = Counter(self.primaries)
-            successor = min(able, key=lambda index: (loads[index], index))
             # Others may have been sent more or less by the former primary: they begin anew.
-            others = [one.server for one in held.backups if one.server in present and one.server != successor]
-            self._change(shard, primary=successor, backups=[Backup(one, self.number + 1) for one in others])
-            effects.append(Promote(shard, successor))
+            others = [one.server for one in held.backups if one.server in present and one.server != following]
+            self._change(shard, primary=following, backups=[Backup(one, self.number + 1) for one in others])
+            effects.append(Promote(shard, following))
         return effects
 
     def _caught_up(self, shard: int, server: int, since: int) -> None:
@@ -313,16 +282,9 @@ class Holders:
             return
         others = self._others(shard, server)
         if len(others) >= self.replicas:  # it takes the place of one on a server that has more copies
-            copies = self._copies()
-            others.remove(max(others, key=lambda one: copies[one.server]))
+            count = copies(self.shards)
+            others.remove(max(others, key=lambda one: count[one.server]))
         self._change(shard, backups=[*others, replace(backup, whole=True)])
-
-    def _copies(self) -> Counter[int]:
-        """How many shards each server holds, as primary or backup."""
-        copies = Counter(self.primaries)
-        for held in self.shards:
-            copies.update(one.server for one in held.backups)
-        return copies
 
     def _balance(self, present: Collection[int]) -> list[Effect]:
         """One shard at a time, and only while all copies are whole: a copy that gives way has to catch up again."""
@@ -330,19 +292,13 @@ class Holders:
             return []
         if self.retiring or self.catching_up(present):
             return []
-        loads = Counter(self.primaries)
+        loads = primaries(self.shards)
         most = max(present, key=lambda server: (loads[server], -server))
         least = min(present, key=lambda server: (loads[server], server))
         if loads[most] - loads[least] >= 2:
             return self._give(most, least)
-        copies = self._copies()
-        light = min(present, key=lambda server: (copies[server], server))
-        heavy = [server for server in present if copies[server] - copies[light] >= 2]
-        for shard, held in enumerate(self.shards):
-            elsewhere = held.primary != light and held.backup(light) is None
-            if elsewhere and any(one.server in heavy for one in held.backups):
-                self._add_backup(shard, light)  # in place of one of the others, when it has caught up
-                break
+        if (move := relief(self.shards, present)) is not None:
+            self._add_backup(*move)  # in place of one of the others, when it has caught up
         return []
 
     def _give(self, most: int, least: int) -> list[Effect]:
@@ -361,22 +317,16 @@ class Holders:
         self._change(shard, backups=[*self.shards[shard].backups, Backup(server, self.number + 1)])
 
     def _fill(self, present: Collection[int]) -> None:
-        """Find a backup for each shard that lacks one: a server with few shards, and not always the same one."""
+        """Find a backup for each shard that lacks one."""
         for shard, held in enumerate(self.shards):
             if held.lost and held.primary in present:  # it has come back with its shard
                 self._change(shard, lost=False)
         for shard in range(len(self.shards)):
             held = self.shards[shard]
             while not held.lost and len(held.backups) < self.replicas:
-                able = [s for s in present if s not in {held.primary, *self.retiring} and held.backup(s) is None]
-                if not able or held.primary not in present:
+                chosen = newcomer(self.shards, shard, present, self.retiring)
+                if chosen is None or held.primary not in present:
                     break
-                loads = self._copies()
-                together = Counter[int]()
-                for other in self.shards:
-                    if other.primary == held.primary:
-                        together.update(one.server for one in other.backups)
-                chosen = min(able, key=lambda s: (together[s], loads[s], (s - held.primary) % (max(present) + 1)))
                 self._add_backup(shard, chosen)
                 held = self.shards[shard]
 

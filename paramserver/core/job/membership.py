@@ -162,6 +162,21 @@ class Membership:
         """The members in a role, by index."""
         return sorted((m for m in self._members.values() if m.role is role), key=lambda m: m.index)
 
+    def empty_seats(self, role: Role, wanted: int) -> list[str]:
+        """The names of members of this role that are not there, of ``wanted``."""
+        have = {member.index for member in self.of(role)}
+        return [f"{role.value}-{index}" for index in range(wanted) if index not in have]
+
+    def missing(self, servers: int, workers: int) -> str:
+        """Which members are not there, of so many ``servers`` and ``workers``, in words; empty if all are there."""
+        parts = []
+        for role, wanted in ((Role.SERVER, servers), (Role.WORKER, workers)):
+            present = len(self.of(role))
+            if present < wanted:
+                names = self.empty_seats(role, wanted)
+                parts.append(f"{present}/{wanted} {role.value}s; missing: {', '.join(names[:8])}")
+        return "; ".join(parts)
+
     def by_place(self) -> list[Member]:
         """The workers in the order in which slices are dealt out: by rank, but workers of one host side by side.
 

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from paramserver.core.job import holders as placement
-from paramserver.core.job.holders import PATIENCE_S, Backup, BegunAnew, Holders, ServerGone, ServersThere
+from paramserver.core.job.held import Backup
+from paramserver.core.job.holders import PATIENCE_S, BegunAnew, Holders, ServerGone, ServersThere
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class SliceLeases:
             return table
         for number in range(epoch, last + 1):
             table._fresh[number] = slices_per_epoch
-            table._returned[number] = RangeSet.from_ranges(table._done_of(number).missing(slices_per_epoch))
+            table._returned[number] = RangeSet.from_ranges(table._done[number].missing(slices_per_epoch))
         return table
 
     # ---- handing out
@@ -96,7 +96,7 @@ class SliceLeases:
             self._returned[epoch] = returned = RangeSet.from_ranges(
                 [(max(a, some.stop), b) for a, b in returned.ranges() if b > some.stop]
             )
-        done = self._done_of(epoch)
+        done = self._done[epoch]
         fresh = self._fresh.get(epoch, 0)
         while fresh_too and len(taken) < count and (not self.slices_per_epoch or fresh < self.slices_per_epoch):
             if fresh not in done:
@@ -113,7 +113,7 @@ class SliceLeases:
             self._let_go(name)
             if name.epoch < self._first_epoch or name.index >= self._fresh.get(name.epoch, 0):
                 continue
-            self._done_of(name.epoch).add(name.index)
+            self._done[name.epoch].add(name.index)
             returned = self._returned.get(name.epoch)
             if returned is not None and name.index in returned:
                 self._returned[name.epoch] = _without(returned, name.index)
@@ -171,7 +171,7 @@ class SliceLeases:
 
     def is_done(self, name: AsyncName) -> bool:
         """True if every shard has the slice."""
-        return name.epoch < self._oldest_open() or name.index in self._done_of(name.epoch)
+        return name.epoch < self._oldest_open() or name.index in self._done[name.epoch]
 
     def nothing_left(self, max_epoch: int) -> bool:
         """No slice of epochs up to ``max_epoch`` waits for a worker (some may still be in work)."""
@@ -196,20 +196,11 @@ class SliceLeases:
     def position(self) -> tuple[int, tuple[tuple[int, int], ...]]:
         """(epoch, its ranges of slices that are not done) of the oldest epoch that is not finished."""
         epoch = self._oldest_open()
-        return epoch, self._done_of(epoch).missing(self.slices_per_epoch)
-
-    def done_in(self, epoch: int) -> int:
-        """How many slices of the epoch are done."""
-        if epoch < self._oldest_open() and self.slices_per_epoch:
-            return self.slices_per_epoch
-        return len(self._done_of(epoch))
-
-    def _done_of(self, epoch: int) -> RangeSet:
-        return self._done[epoch]
+        return epoch, self._done[epoch].missing(self.slices_per_epoch)
 
     def _oldest_open(self) -> int:
         epoch = self._first_epoch
-        while self.slices_per_epoch and len(self._done_of(epoch)) >= self.slices_per_epoch:
+        while self.slices_per_epoch and len(self._done[epoch]) >= self.slices_per_epoch:
             epoch += 1
         for finished in range(self._first_epoch, epoch):
             self._done.pop(finished, None)
@@ -226,7 +217,7 @@ class SliceLeases:
         """Slices of the epoch that wait for a worker; -1: without end."""
         if self.slices_per_epoch == 0:
             return -1
-        return self.slices_per_epoch - len(self._done_of(epoch)) - self._held_of.get(epoch, 0)
+        return self.slices_per_epoch - len(self._done[epoch]) - self._held_of.get(epoch, 0)
 
 
 def _without(ranges: RangeSet, index: int) -> RangeSet:

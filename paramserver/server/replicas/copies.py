@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -15,6 +14,7 @@ from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import Activated, Event, Forwarded, Part, Promoted
 from paramserver.failpoints import reach
 from paramserver.server.arithmetic.norms import NormExchange
+from paramserver.server.arithmetic.thread import ArithmeticThread
 from paramserver.server.replicas.backups import Backups
 from paramserver.server.replicas.content import catch_up_parcel, forward_header
 from paramserver.server.replicas.facts import Beside
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("paramserver.server")
 
-T = TypeVar("T")
-
 
 class _Shard(Protocol):
     """See `server.running`."""
@@ -54,14 +52,13 @@ class _Shard(Protocol):
     versions: dict[int, Version]
     repetitions: Repetitions
     drafting: Drafting
+    thread: ArithmeticThread
 
     @property
     def chunks(self) -> Mapping[int, Chunk]: ...
 
     @property
     def making(self) -> bool: ...
-
-    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]: ...
 
     def begin_with(self, facts: ShardFacts) -> None: ...
 
@@ -144,7 +141,7 @@ class Copies:
         """These chunks as they are now, for a backup; ``last``: and all facts beside the tensors."""
         shard = self._shard
         version, indices = shard.versions[shard.state.version], [chunk.index for chunk in chunks]
-        states = shard.begin(lambda: shard.tensors.copied(indices))
+        states = shard.thread(lambda: shard.tensors.copied(indices))
         names = shard.names if last else None
         return catch_up_parcel(shard.config.job, shard.state, shard.tensors, version, chunks, states, names)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paramserver import errors
 from paramserver.compress.base import Compressor
 from paramserver.compress.options import Wire, compressible
 from paramserver.compress.registry import push_compressor
@@ -47,7 +48,16 @@ class Outgoing:
         self._kept: dict[int, _Residual] = {}
 
     def use(self, hook: Hook) -> None:
-        """From now on this function of the script decides which numbers are sent."""
+        """From now on this function of the script decides which numbers are sent.
+
+        Raises UserError if there is another function, or a compressor.
+        """
+        if self.compressor is not None:
+            raise errors.UserError(
+                f'training.push_compression is "{self.compressor.name}": use that, or a push hook, not both'
+            )
+        if self.hook is not None:
+            raise errors.UserError("there is a push hook already: register one, once")
         self.hook = hook
 
     @property

@@ -31,7 +31,7 @@ from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import check_accumulate, check_loader, check_model, check_objects, check_scheduler
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loader import Batches, IndexedBatches, SliceLoader, StreamBatches
-from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler
+from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler, told_of_steps
 from paramserver.worker.script.position import Position
 from paramserver.worker.script.schedule import SchedulePosition, Schedules
 from paramserver.worker.script.state import bring, in_torch_format
@@ -180,7 +180,7 @@ class Prepared:
         """The optimizer makes these steps. Schedulers of a worker that comes late do not warn that it has made none."""
         steps.rates.watch(optimizer)
         if self._parts.engine.weights.version > 0:
-            optimizer.told_of_steps()
+            told_of_steps(optimizer, optimizer.wrapped)
 
     def _prepare_one(self, thing: Any, accumulate: int, batches: int, own_streams: bool) -> Any:
         if isinstance(thing, nn.Module):

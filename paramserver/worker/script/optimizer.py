@@ -70,18 +70,13 @@ class ServerOptimizer(torch.optim.Optimizer):
         found = getattr(self, "found_inf", None)
         overflow = found is not None and bool(found.item() != 0)
         self._contribute(1.0 if scale is None else 1.0 / float(scale), overflow)
-        self.told_of_steps()
+        told_of_steps(self, self.wrapped)  # schedulers are built before ctx.prepare or after it
         return loss
 
     @property
     def scheduled(self) -> bool:
         """Whether a scheduler of torch was built on this optimizer, before ctx.prepare or after it."""
         return self._scheduled or hasattr(self.step, _BY_SCHEDULER)
-
-    def told_of_steps(self) -> None:
-        """This worker or another one has stepped: without this, torch's schedulers warn that nobody has."""
-        for optimizer in (self, self.wrapped):  # schedulers are built before ctx.prepare or after it
-            optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
         """The state as torch's optimizer has it: ``plain.load_state_dict(optimizer.state_dict())`` goes on from it.
@@ -154,6 +149,12 @@ _HOOKS = (
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
+
+
+def told_of_steps(*optimizers: torch.optim.Optimizer) -> None:
+    """This worker or another one has stepped: without this, torch's schedulers warn that nobody has."""
+    for optimizer in optimizers:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def retire(given: torch.optim.Optimizer) -> None:
@@ -241,8 +242,7 @@ class StepScheduler:
         if args or kwargs or not self._in_loop():
             self.per_step = bool(self.per_step)
             self._outside += 1
-            self._told_of_steps()
-            self.wrapped.step(*args, **kwargs)
+            self._advance(*args, **kwargs)
             return
         self.per_step = True
         self.catch_up()
@@ -254,9 +254,7 @@ class StepScheduler:
                 "slices, so they would not agree on a learning rate"
             )
         self._outside += 1
-        self._told_of_steps()
-        wrapped: Any = self.wrapped
-        wrapped.step(self._numbers.agree(float(metrics)), *args, **kwargs)
+        self._advance(self._numbers.agree(float(metrics)), *args, **kwargs)
 
     def begin_epoch(self, epoch: int, per_step: bool) -> None:
         """An epoch begins: bring a schedule that is advanced between epochs to where that puts it.
@@ -298,10 +296,8 @@ class StepScheduler:
         """Give the wrapped scheduler what it was given in the first epochs."""
         values = self._numbers.so_far(epochs, late)
         self._rewind()
-        wrapped: Any = self.wrapped
         for value in values:
-            self._told_of_steps()
-            wrapped.step(value)
+            self._advance(value)
 
     def _rewind(self) -> None:
         self.wrapped.load_state_dict(copy.deepcopy(self._initial))
@@ -309,13 +305,10 @@ class StepScheduler:
             group.update(copy.deepcopy(saved))
         self._counted = 0
 
-    def _advance(self) -> None:
-        self._told_of_steps()
-        self.wrapped.step()
-
-    def _told_of_steps(self) -> None:
-        """The servers have stepped; torch would warn that this process has not."""
-        self.wrapped.optimizer._opt_called = True  # type: ignore[attr-defined]
+    def _advance(self, *args: Any, **kwargs: Any) -> None:
+        told_of_steps(self.wrapped.optimizer)
+        wrapped: Any = self.wrapped
+        wrapped.step(*args, **kwargs)
 
     def catch_up(self, per_step: bool = False) -> None:
         """Bring a schedule that is advanced per step to where the job stands, also back.

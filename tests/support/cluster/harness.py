@@ -268,7 +268,7 @@ class Cluster:
 
     def stats(self) -> list[shard_pb2.StatsResponse]:
         """What the servers count."""
-        return self.job.background.run(self.job.coordinator.job.shard_stats(), CALL_S)
+        return self.job.background.run(self.job.coordinator.job.shards.stats(), CALL_S)
 
     def status(self) -> coordinator_pb2.StatusResponse:
         """What the coordinator shows."""

@@ -10,12 +10,12 @@ import torch
 from paramserver.core.layout.hypers import Hypers
 from paramserver.core.layout.plan import Chunk, Kind
 from paramserver.core.versions.names import AsyncName, Name, SyncName
-from paramserver.tensors.codec import encode_frame
 from paramserver.tensors.hypers import groups_to_proto
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.messages import chunk_ref, pack_mask, plan_of, put_name
 from paramserver.worker.flat import FlatSpace
 from tests.support.cluster.harness import CALL_S, Cluster, until
+from tests.support.frames import encode_frame
 
 T = TypeVar("T")
 
