@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Place:
     """One place in the code. ``role``: the processes that reach the place. ``steps``: whether the place names its step.
 
-    ``error``: the meaning of an error at the place. ``when``: the state of the process at the place, for the documentation.
+    ``error``: the meaning of an error at the place. ``when``: the state of the process at the place, for the page.
     ``replicas``: only shards with backups reach the place.
     """
 
