@@ -2,7 +2,7 @@
 
 Started by `paramserver run` it trains as a worker of a cluster, with ``--ddp`` by torchrun as a rank of PyTorch's
 DistributedDataParallel: the same model, initial weights, batches in the same order, and update. The first rank writes
-seconds per step, without the first ones, and the loss after the last one.
+seconds per step, without the first steps, and the loss after the last step.
 """
 
 from __future__ import annotations
