@@ -25,7 +25,7 @@ from paramserver.simulate.parts.hosts import Program
 from paramserver.simulate.servers.shard import Shard
 
 # From the death of a process to the decision of the coordinator, which sees the connection close and gets no answer at
-# the address of the process: between the medians of both modes in docs/reliability.md.
+# the address of the process: between the medians of both modes on a busy machine. docs/reliability.md has newer ones.
 DETECTION_S = 0.15
 
 
