@@ -35,8 +35,8 @@ from benchmarks import (
 )
 from benchmarks.rows import Row, table, write
 
-# By name: a function that takes the number of repetitions and returns rows; it raises RuntimeError if a run fails or a
-# result is not what it must be.
+# By name: a function that takes the number of repetitions and returns rows. It raises RuntimeError if a run fails or
+# has a wrong result.
 BENCHMARKS: dict[str, Callable[[int], list[Row]]] = {
     "agg": agg.run,
     "apply": apply.run,

@@ -27,7 +27,7 @@ OPTIMIZER = "AdamW"
 
 
 def run(repetitions: int) -> list[Row]:
-    """All of it in turn. Raises RuntimeError if the weights differ."""
+    """All cases in turn. Raises RuntimeError if the weights differ."""
     torch.set_num_threads(1)
     found: list[Row] = []
     for count in COUNTS:
@@ -63,7 +63,7 @@ def compare(count: int, elements: int, repetitions: int) -> dict[str, list[float
 
 
 def _one_by_one(weights: Tensor, gradients: list[Tensor]) -> Callable[[], None]:
-    """Each contribution is added to the sum of those before it."""
+    """Each contribution is added to the sum of the earlier contributions."""
     total = torch.empty_like(weights)
     weights.grad = total
     optimizer = optimizer_of(OPTIMIZER, [weights], fused=True)

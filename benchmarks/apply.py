@@ -1,8 +1,8 @@
 """An update of a shard by one gradient that lies ready: our chunks, beside torch.optim on one flat tensor and on many.
 
-One thread. Ours makes the next version beside the present one, all others change their weights in place. The floor is
-what the least traffic (SGD 12, with momentum 20, AdamW 28 bytes for each weight) takes at the speed of an in-place
-triad; a share of it above 1 means that it was held up less than the triad.
+One thread. Ours makes the next version beside the present version, all others change their weights in place. The floor
+is the time of the least traffic (SGD 12, with momentum 20, AdamW 28 bytes for each weight) at the speed of an in-place
+triad. A share of the floor above 1 means that other work slowed the triad more than the update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.shards import STATE_BYTES, Shard, Triad, optimizer_of
 
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 TENSORS = 160
-# Beyond this, what takes several passes through memory is left out.
+# Above this number of parameters, variants with several passes through memory are left out.
 _MOST_UNFUSED = 10_000_000
 OURS, FLAT, MANY, FOREACH, LOOP, FLOOR = (
     "ours, chunks",
@@ -34,7 +34,7 @@ _GRADIENT_BYTES = 4
 
 
 def run(repetitions: int) -> list[Row]:
-    """All of it in turn. Raises RuntimeError if the weights differ."""
+    """All cases in turn. Raises RuntimeError if the weights differ."""
     torch.set_num_threads(1)
     found: list[Row] = []
     for elements in SIZES:
@@ -48,7 +48,7 @@ def run(repetitions: int) -> list[Row]:
 
 
 def compare(name: str, elements: int, repetitions: int, unfused: bool) -> dict[str, list[float]]:
-    """Seconds of each step by variant. ``unfused``: also those without fused kernels. Raises RuntimeError."""
+    """Seconds of each step by variant. ``unfused``: also variants without fused kernels. Raises RuntimeError."""
     gradient = torch.full((elements,), 1 / 1024)
     shard, triad = Shard.of(name, [gradient]), Triad(elements)
     flat, flat_step = _trained(name, [gradient], fused=True)
@@ -74,7 +74,7 @@ def check(ours: Tensor, others: dict[str, Tensor]) -> None:
 
 
 def _trained(name: str, gradients: list[Tensor], **how: bool) -> tuple[list[Tensor], Callable[[], None]]:
-    """Weights, and what updates them in place."""
+    """Weights, and the optimizer that updates them in place."""
     weights = [torch.ones_like(gradient).requires_grad_() for gradient in gradients]
     for tensor, gradient in zip(weights, gradients, strict=True):
         tensor.grad = gradient

@@ -1,4 +1,4 @@
-"""Causes injected one at a time into real runs, and healthy runs: who is named, and is it right?"""
+"""Causes injected one at a time into real runs, and healthy runs: are the named member and cause right?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODES = ("sync", "async")
 class Injected:
     """A cause on purpose. ``script``: words for the script; ``fault``: a fault of a plan, as TOML.
 
-    ``member`` and ``causes``: who has to be named, and for which cause (more than one if both are true). ``options``:
+    ``member`` and ``causes``: the member that has to be named, and its cause (several if each is true). ``options``:
     words for `paramserver run`; ``workers``: at the start.
     """
 
@@ -111,9 +111,9 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a run said. ``named``: (member, cause) of the longest step that has a name; ``others``: further members.
+    """The verdict of a run. ``named``: (member, cause) of the longest named step; ``others``: further named members.
 
-    ``starved``: what was to keep the worker had no core for most of its time, since the machine was busy.
+    ``starved``: the injected work had no core for most of its time, since the machine was busy.
     """
 
     named: tuple[str, str]
@@ -122,7 +122,7 @@ class Verdict:
     starved: bool = False
 
     def right(self, injected: Injected | None) -> bool:
-        """Whether that is the truth. None: a healthy run, which names nobody."""
+        """Whether the verdict is right. None: a healthy run, which must name no member."""
         if injected is None:
             return not self.named[0] and not self.others
         member, cause = self.named
@@ -144,7 +144,7 @@ def watch(injected: Injected | None, mode: str) -> Verdict:
         command += ["--staleness", "1"] if mode == "async" else []
         command += [*(injected.options if injected else ()), "--", "--slices", str(slices)]
         command += injected.script if injected else ()
-        # Commands that the script starts find this job, and no other one.
+        # Commands that the script starts find this job, and no other job.
         environ = {**environment(), "TMPDIR": directory, "XDG_STATE_HOME": directory}
         environ.pop("XDG_RUNTIME_DIR", None)
         if injected and injected.fault:
@@ -171,7 +171,7 @@ def _in_mode(fault: str, mode: str) -> str:
 
 
 def verdict(blame: dict[str, Any]) -> Verdict:
-    """The verdict that the summary of a run tells of."""
+    """The verdict in the summary of a run."""
     steps = [step for step in blame["worst"] if step["member"]]
     first = steps[0] if steps else {"member": "", "cause": "", "sentence": ""}
     named = {step["member"] for step in steps} | ({blame["chronic"].split()[0]} if blame["chronic"] else set())
@@ -180,7 +180,7 @@ def verdict(blame: dict[str, Any]) -> Verdict:
 
 
 def run(repetitions: int) -> list[Row]:
-    """All causes in both modes, and as many healthy runs, and a table of them. ``repetitions`` means nothing here."""
+    """All causes in both modes, and as many healthy runs, and a table of them. ``repetitions`` is ignored."""
     del repetitions
     only = os.environ.get("BLAME_ONLY", "")
     print(f"{'mode':<6}{'cause on purpose':<36}{'named':<12}{'cause':<30}right")

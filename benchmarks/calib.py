@@ -1,6 +1,6 @@
 """The speed of this machine, for comparison with all other results: memory, loopback, small calls, the private store.
 
-Each case has ceilings only, so a ratio is against the first of them.
+Each case has only ceilings, so a ratio compares with the first ceiling.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from paramserver.store import open_store
 
 BYTES = 64 << 20
 _CALLS = 50
-# Bytes that the memory moves for each that is named: a copy reads and writes, the triad reads twice and writes.
+# Bytes that the memory moves for each byte of the size: a copy reads and writes, the triad reads twice and writes.
 _TRAFFIC = {"memcpy": 2, "in-place triad": 3}
 
 
 def run(repetitions: int) -> list[Row]:
-    """All of it in turn. Raises RuntimeError if the other process does not start, StoreError if the store does not."""
+    """All cases in turn. Raises RuntimeError if the other process does not start, StoreError if the store does not."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory, Peer() as peer:
         store = EmbeddedStore()
@@ -50,7 +50,7 @@ def run(repetitions: int) -> list[Row]:
 
 
 def measure(works: dict[str, Callable[[], None]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds that each took, by name; once before that does not count."""
+    """Seconds of each function, by name. One call before the measurement does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for number in range(repetitions + 1):
         for name, work in works.items():

@@ -3,7 +3,7 @@
 `run` and `compiled` measure steps of a model of 10 M parameters on two workers, with and without accumulation of four
 batches: under `paramserver run`, and under torchrun with DDP (gloo). Both have the same model, initial weights, batches
 and update. DDP is set up as fast as it goes: gradients are views of its buckets, the optimizer is fused. The final
-losses must agree. `stale` measures no times, but how far asynchronous losses are from synchronous ones.
+losses must agree. `stale` measures no times, but how far asynchronous losses are from synchronous losses.
 """
 
 from __future__ import annotations

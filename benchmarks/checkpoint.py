@@ -1,8 +1,8 @@
-"""How long a checkpoint of 100 million parameters with Adam makes training wait, beside the time that writing it takes.
+"""The wait of training for a checkpoint of 100 million parameters with Adam, beside the time of writing the checkpoint.
 
 The worst case: updates back to back in one process, without a network or gradients to compute between them, so that the
 step after the copy begins at once. The pause is the time that updates wait for the copy of the optimizer state. The
-step times with and without a checkpoint being written show what the cores have to share.
+step times with and without a checkpoint being written show the cost of sharing the cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Times:
 
 
 def run(repetitions: int) -> list[Row]:
-    """One checkpoint per repetition. Raises RuntimeError if one cannot be written."""
+    """One checkpoint per repetition. Raises RuntimeError if a checkpoint cannot be written."""
     torch.set_num_threads(1)
     times = Times()
     asyncio.run(_run(repetitions, times))

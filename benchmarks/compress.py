@@ -1,7 +1,7 @@
-"""Compressed gradients: what encoding costs and saves, and what becomes of the loss.
+"""Compressed gradients: costs and savings of encoding, and the final loss.
 
-1. Gradients of a real model, recorded: encode and decode, each beside a memcpy of as many bytes, and the bandwidth
-   below which that pays. The ratio is a variant's time over that of memcpy.
+1. Recorded gradients of a real model: encode and decode, each beside a memcpy of as many bytes, and the bandwidth below
+   which encoding saves time. The ratio is a variant's time over that of memcpy.
 2. The digits under `paramserver run`, to the end, with each compression.
 3. The same between emulated hosts at 200 Mb/s (root, iproute2): bytes on the wire and seconds per step.
 """
@@ -38,7 +38,7 @@ EPOCHS, HOSTS_EPOCHS, SKIP = 4, 1, 2
 PLAIN, INT8 = "fp32", "int8"
 PUSHES = ("bf16", "fp16", "int8", "topk")
 RATIO = Wire().topk_ratio
-# What is pushed, and to what pulls are rounded.
+# The compressor of pushes, and the precision of pulls.
 RUNS: Mapping[str, tuple[str, str]] = {
     PLAIN: ("none", "fp32"),
     **{push: (push, "fp32") for push in PUSHES},
@@ -51,7 +51,7 @@ _RECORDED = 4
 
 
 def run(repetitions: int) -> list[Row]:
-    """All three. Raises RuntimeError if a run fails."""
+    """All three parts. Raises RuntimeError if a run fails."""
     found = codecs(repetitions) + losses()
     try:
         return found + between_hosts(HIDDEN, repetitions) + between_hosts(LARGE, repetitions)
@@ -133,7 +133,7 @@ def codecs(repetitions: int) -> list[Row]:
 
 
 def measure(compressor: Compressor, chunks: Sequence[torch.Tensor], costs: dict[str, Cost]) -> None:
-    """Once more; checks that what is read is what the encoder said."""
+    """Encode and decode once more. Checks that the decoded numbers are those that the encoder returned."""
     payloads: list[torch.Tensor] = []
     read: list[torch.Tensor] = []
     told = [torch.empty_like(chunk) for chunk in chunks]
@@ -147,7 +147,7 @@ def measure(compressor: Compressor, chunks: Sequence[torch.Tensor], costs: dict[
         )
     )
     if not all(one.equal(other) for one, other in zip(read, told, strict=True)):
-        raise RuntimeError(f"{compressor.name}: what is read is not what the encoder said")
+        raise RuntimeError(f"{compressor.name}: the decoded numbers are not those that the encoder returned")
     everything, missing = torch.cat(list(chunks)), torch.cat(list(chunks)) - torch.cat(read)
     cost = costs.setdefault(
         compressor.name,
@@ -199,7 +199,7 @@ def losses() -> list[Row]:
 
 
 def between_hosts(hidden: int, repetitions: int) -> list[Row]:
-    """In turn; what the workers' hosts have sent is printed."""
+    """All runs in turn. Prints the bytes that the workers' hosts have sent."""
     seconds: dict[str, list[float]] = {variant: [] for variant in ON_HOSTS}
     sent: dict[str, int] = {}
     final: dict[str, float] = {}

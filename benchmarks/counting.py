@@ -1,6 +1,6 @@
-"""Exact counts of what a step takes: calls, operations on the store, encoded versions, copied bytes.
+"""Exact counts of a step: calls, operations on the store, encoded versions, copied bytes.
 
-A whole job in this process, its workers in threads; what they send and receive is counted at the transport.
+A whole job in this process, with its workers in threads. Sent and received messages are counted at the transport.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paramserver.transport.base import Channel, Frames, Neighbour, Place, each
 from paramserver.worker.context import Context
 from paramserver.worker.engine import Connect
 
-# Steps that count begin after those in which everything is set up.
+# Steps that count begin after the steps in which connections and memory are set up.
 FIRST, STEPS = 3, 10
 _WAIT_S = 60.0
 _COPIES = ("aten::copy_", "aten::clone", "aten::_to_copy")
@@ -44,10 +44,10 @@ class Counts:
     workers: int
     # Bytes of all parameters.
     model_bytes: int = 0
-    # By method, what workers have called.
+    # By method, the calls of workers.
     calls: Counter[str] = field(default_factory=Counter)
     store_operations: int = 0
-    # Frames with data that were made for pulls; those that several workers get count once.
+    # Frames with data that were made for pulls. A frame that several workers get counts once.
     encoded: int = 0
     # Bytes of frames that workers have sent.
     pushed_bytes: int = 0
@@ -141,7 +141,7 @@ class _Counted:
 
 
 class _CountedNeighbour:
-    """See `base.Neighbour`. All calls are to be counted, so none may go past it."""
+    """See `base.Neighbour`. All calls are counted, so no call may go past the counter."""
 
     undisturbed = False
 
@@ -157,7 +157,7 @@ class _CountedNeighbour:
 
 
 class _Copied(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what torch copies in this thread."""
+    """Adds up the bytes that torch copies in this thread."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -177,7 +177,7 @@ def network() -> nn.Module:
 
 
 def count(workers: int, servers: int) -> Counts:
-    """Train, and count :data:`STEPS` steps in the middle. Raises what a worker raises."""
+    """Train, and count :data:`STEPS` steps in the middle. Raises the error of a worker."""
     logs.configure("warning")
     counts = Counts(servers, workers, sum(p.nbytes for p in network().parameters()))
     tap = _Tap(counts)

@@ -55,7 +55,7 @@ _ENOUGH = 4000
 _LEASED, _LOW = 16, 4
 _LEASE_S, _STEP_S = 5.0, 0.1
 OURS_SYNC, OURS_SSP = "ours, sync", "ours, SSP"
-# Workers that really train, as threads of this process, with everything but sockets.
+# Workers that really train, as threads of this process, without sockets.
 REAL = 64
 
 
@@ -108,7 +108,7 @@ def _case(workers: int, repetitions: int, others: dict[str, Callable[[int], floa
 
 
 class Shard:
-    """A shard without tensors: what it is told to build stands at once."""
+    """A shard without tensors: a version is built at once."""
 
     def __init__(self, consistency: Consistency, workers: int) -> None:
         self.state = ShardState(consistency)
@@ -119,7 +119,7 @@ class Shard:
         self.happen(Activated(0))
 
     def happen(self, event: Event) -> None:
-        """Carry effects out as the server does, but for the arithmetic."""
+        """Carry effects out as the server does, without the arithmetic."""
         effects: deque[Effect] = deque(self.state.handle(event))
         while effects:
             effect = effects.popleft()
@@ -186,7 +186,7 @@ def bounded(workers: int, steps: int) -> float:
 
 
 def membership(workers: int, steps: int) -> float:
-    """Signs of life and the look for those who gave none, at steps of 0.1 s, per worker-step."""
+    """Signs of life and the search for silent members, at steps of 0.1 s, per worker-step."""
     members = Membership(_LEASE_S, 1.0)
     idents = [effect.member.ident for effect in _all_joined(members, workers)]
     renewals = max(1, round(workers * _STEP_S * 3 / _LEASE_S))
@@ -210,7 +210,7 @@ def _all_joined(members: Membership, workers: int) -> Iterator[Admitted]:
 
 
 def _tcp(store: TCPStore) -> Callable[[int], float]:
-    """A barrier as programs write it: everybody adds one and reads the count. Wall time, one worker after the other."""
+    """A usual barrier: each worker adds one and reads the count. Wall time, one worker after the other."""
     numbers = count()
 
     def work(workers: int) -> float:

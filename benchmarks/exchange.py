@@ -1,8 +1,8 @@
 """One whole synchronous step on one host: from gradients ready to new weights readable by all, in real processes.
 
 Ours over shared memory, over sockets (also with TLS) and over gRPC, beside gloo's all-reduce with the local fused
-optimizer, a parameter server on PyTorch RPC (TCP), gRPC and sockets that move as many bytes and do nothing else, and
-the floor: what the least traffic takes at the speed of an in-place triad on all processors. A step begins when the last
+optimizer, a parameter server on PyTorch RPC (TCP), gRPC and sockets that only move as many bytes, and the floor: the
+time of the least traffic at the speed of an in-place triad on all processors. A step begins when the last
 worker's gradients are ready, and ends when the last worker has the weights.
 """
 
@@ -61,7 +61,7 @@ def _text(case: Case) -> str:
 
 
 def measure(case: Case, variant: str) -> tuple[list[float], float]:
-    """Seconds of each step but the first ones, and a weight after the last one."""
+    """Seconds of each step without the first steps, and a weight after the last step."""
     workers, optimizer = case
     with tempfile.TemporaryDirectory() as directory:
         numbers = {"--megabytes": MEGABYTES, "--ranks": workers, "--steps": STEPS, "--optimizer": optimizer}
@@ -92,7 +92,7 @@ def measure(case: Case, variant: str) -> tuple[list[float], float]:
 
 
 def steps_of(found: list[dict[str, Any]], skip: int) -> list[float]:
-    """Seconds of each step but the first ones, out of the times of all workers."""
+    """Seconds of each step without the first steps, out of the times of all workers."""
     ends: dict[int, list[tuple[float, float]]] = {}
     whole = [one["times"] for one in found]
     if len({len(times) for times in whole}) != 1:

@@ -28,7 +28,7 @@ def names(workers: int, servers: int) -> list[str]:
 
 @contextmanager
 def network(workers: int, servers: int, megabits: float, queue_kilobytes: int = 512) -> Iterator[Network]:
-    """The hosts, with links of this rate, and as much room before each. Raises RuntimeError if they cannot be made."""
+    """The hosts, with links of this rate, and equal queues before them. Raises RuntimeError if they cannot be made."""
     try:
         with Network(names(workers, servers)) as made:
             for name in made.addresses:
@@ -40,7 +40,7 @@ def network(workers: int, servers: int, megabits: float, queue_kilobytes: int = 
 
 
 def _without_pacing(network: Network, host: str) -> None:
-    """TCP without "bbr", which paces itself and so hides what a full switch does. Left alone if that is not allowed."""
+    """TCP without "bbr", which paces itself and so hides losses of a full switch. Unchanged if this is forbidden."""
     for name in ("cubic", "reno"):
         command = network.inside(host, "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={name}")
         if subprocess.run(command, timeout=20.0, stderr=subprocess.DEVNULL).returncode == 0:
@@ -83,10 +83,10 @@ def cluster(
     settings: Mapping[str, str] | None = None,
     per_host: int = 1,
 ) -> dict[str, Any]:
-    """Train a script on a cluster; what its rank 0 wrote. Raises RuntimeError if a process fails.
+    """Train a script on a cluster. Returns the facts of its rank 0. Raises RuntimeError if a process fails.
 
     ``beside``: with one more server beside each worker. ``settings``: of the job, by dotted name. ``per_host``: the
-    number of workers of a host, which meet there.
+    number of workers of a host, which meet in a directory of the host.
     """
     known = {"cluster.link_mbps": f"{network.megabits:g}", **(settings or {})}
     environ = {f"PARAMSERVER_{key.upper().replace('.', '__')}": value for key, value in known.items()}
@@ -163,7 +163,7 @@ class _Job:
         runtime, meeting = self._directory / f"run-{name}", self._directory / f"meet-{host}"
         runtime.mkdir(mode=0o700)
         meeting.mkdir(mode=0o700, exist_ok=True)
-        # The hosts share the memory of this machine, which real ones do not.
+        # The hosts share the memory of this machine, which real hosts do not.
         apart = {"PARAMSERVER_CLUSTER__TRANSPORT": "grpc", "PARAMSERVER_CLUSTER__HOST_TIER": "off"}
         apart["PARAMSERVER_CLUSTER__MEETING_DIR"] = str(meeting)
         own = {"PARAMSERVER_INTERNAL_RUNTIME_DIR": str(runtime), **apart, **(environ or {})}

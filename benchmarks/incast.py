@@ -1,7 +1,7 @@
 """Eight workers push to one server at once through a link with a small queue: time per step over what the link allows.
 
-The queue, at either end of each cable, is what a switch has for a port. It is said how many segments TCP had to send
-again; one of its timeouts takes 200 ms, which is as long as a quarter of these steps.
+The queue, at either end of each cable, is as large as that of a switch's port. The output has the number of segments
+that TCP had to send again. A timeout of TCP takes 200 ms, which is as long as a quarter of these steps.
 """
 
 from __future__ import annotations

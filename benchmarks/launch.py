@@ -50,7 +50,7 @@ def environment() -> dict[str, str]:
 
 
 def call(command: Sequence[str], timeout_s: float = RUN_S) -> str:
-    """Standard output of a command. Raises RuntimeError, with what it said, if it fails or takes longer."""
+    """Standard output of a command. Raises RuntimeError, with its output, if the command fails or takes longer."""
     try:
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:

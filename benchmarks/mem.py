@@ -1,7 +1,7 @@
-"""Memory of a server and of a worker that train 100 M parameters with AdamW, over what that needs.
+"""Memory of a server and of a worker that train 100 M parameters with AdamW, over the memory that training needs.
 
-A server needs two versions of the weights, the state of the optimizer and one inbox per worker; a worker its weights
-and gradients. Shared memory counts once, divided among those who use it (Pss). Nothing is taken off for Python.
+A server needs two versions of the weights, the state of the optimizer and one inbox per worker. A worker needs its
+weights and gradients. Shared memory counts once, divided among its processes (Pss). Python's own memory counts, too.
 """
 
 from __future__ import annotations

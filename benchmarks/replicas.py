@@ -2,8 +2,9 @@
 
 On one host: `exchange` over shared memory with two servers. Between hosts: `step_ideal` with four servers and four
 workers, whose links are slow enough for the processors of this machine. There the formula says 1 + 1/n for n workers on
-the servers' links. The memory is that of all processes, in which shared pages count once; what replicas add is compared
-with a further copy of each server's weights and optimizer state. All backups are whole before the steps that count.
+the servers' links. The memory is that of all processes, in which shared pages count once. The additional memory of
+replicas is compared with a further copy of each server's weights and optimizer state. All backups are whole before the
+steps that count.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Row:
 
 
 def rows(benchmark: str, case: str, seconds: Mapping[str, Sequence[float]], ours: str) -> list[Row]:
-    """One row per variant. ``seconds``: by variant, what each repetition took; ``ours``: the variant that is ours.
+    """One row per variant. ``seconds``: by variant, of each repetition; ``ours``: the variant that is ours.
 
     Raises ValueError if a variant has no repetition.
     """

@@ -1,4 +1,4 @@
-"""What a 7 B model needs per worker, in memory and bytes per step: computed from formulas, not measured.
+"""Memory of a worker and bytes per step for a model of 7 B parameters: computed from formulas, not measured.
 
 ``python -m benchmarks.seven`` prints the table of docs/finetune.md.
 """

@@ -1,4 +1,4 @@
-"""A server's own arithmetic without its messages: what `benchmarks.apply` and `benchmarks.agg` call beside others."""
+"""A server's own arithmetic without its messages. `benchmarks.apply` and `benchmarks.agg` compare it with others."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.tensors.optimizers import describe
 
-# What each setting does for a weight, at least: bytes read and written, without the gradients (docs/performance.md).
+# The least traffic of each setting for a weight: bytes read and written, without the gradients (docs/performance.md).
 STATE_BYTES = {"SGD": 8, "momentum": 16, "AdamW": 24}
 _TRIAD_BYTES = 12
 
 
 def optimizer_of(name: str, parameters: Sequence[Tensor], **how: Any) -> torch.optim.Optimizer:
-    """One of ``STATE_BYTES``; ``how`` torch is to carry it out."""
+    """One of ``STATE_BYTES``. ``how``: the way in which torch carries it out."""
     if name == "AdamW":
         return torch.optim.AdamW(parameters, lr=1e-3, **how)
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9 if name == "momentum" else 0.0, **how)

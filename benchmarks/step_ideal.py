@@ -2,7 +2,7 @@
 
 Hosts are network namespaces of this machine; each link carries the rate in both directions. Ours and gloo are the same
 update (SGD) of the same gradients; the weights must agree. "raw TCP" moves as many bytes between the workers' and the
-servers' hosts, both ways at once, and does nothing with them. Where there are fewer servers than workers, "split" has
+servers' hosts, both ways at once, and does not use them. If there are fewer servers than workers, "split" has
 one more server beside each worker. The lower bounds are those of docs/performance.md.
 """
 

@@ -1,11 +1,13 @@
 """How much of the communication hides behind the compute: three model shapes, compute replaced by sleeping.
 
 Sizes are a quarter of the real models', and each layer takes as long as the others; two workers and a server, or two
-ranks of DDP, on this machine. What a step takes beyond its compute is *exposed* communication. Compute is more than the
-sleep: gradients are made, and thrown away; so it is measured, too, in as many processes at once that tell nobody.
+ranks of DDP, on this machine. The time of a step beyond its compute is *exposed* communication. Compute is more than
+the sleep, since gradients are made and freed. So compute is measured, too, in as many processes that do not
+communicate.
 
-Then between hosts, which are network namespaces of this machine with links of 200 Mb/s: twelve equal layers of 24 MB in
-all, two workers, two servers. There weights and gradients take as long as a forward and a backward pass, nearly.
+The second part is between hosts, which are network namespaces of this machine with links of 200 Mb/s: twelve equal
+layers of 24 MB in all, two workers, two servers. Weights and gradients take almost as long as a forward and a backward
+pass.
 """
 
 from __future__ import annotations

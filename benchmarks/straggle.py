@@ -23,7 +23,7 @@ Case = tuple[float, float, int, int]
 def run(repetitions: int) -> list[Row]:
     """All cases and variants in turn, ``repetitions`` times.
 
-    Raises RuntimeError if a run fails, or if the weights depend on who is slow.
+    Raises RuntimeError if a run fails, or if the weights depend on the slow worker.
     """
     seconds: dict[Case, dict[str, list[float]]] = {case: {DDP: [], OURS: []} for case in CASES}
     digests: dict[int, set[str]] = {}
@@ -38,7 +38,7 @@ def run(repetitions: int) -> list[Row]:
             print(f"repetition {number + 1} of {repetitions}: {said}", file=sys.stderr, flush=True)
     with_even = next(steps for _, slower, steps, _ in CASES if slower == 1.0)
     if any(len(found) != 1 for found in digests.values()):
-        raise RuntimeError(f"the weights depend on who is slow: {digests}")
+        raise RuntimeError(f"the weights depend on the slow worker: {digests}")
     print(f"weights with and without a slow worker: {min(digests[with_even])}")
     return [row for case in CASES for row in rows("straggle", _text(case), seconds[case], OURS)]
 

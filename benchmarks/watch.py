@@ -1,8 +1,8 @@
 """The cost of being watched: a coordinator with 200 workers and a viewer, and training with and without a viewer.
 
-The coordinator of the first case is imagined: for each look it makes the status of 200 workers, whose numbers differ
-from those of the look before. Page, API and stream are the real ones, in a process of their own. The rows of that case
-are CPU seconds of that process for each second of the wall clock, and seconds until an answer is complete.
+The coordinator of the first case is simulated: for each request it makes the status of 200 workers, with other numbers
+than for the previous request. Page, API and stream are the real ones, in a process of their own. The rows of the first
+case are CPU seconds of this process for each second of the wall clock, and seconds until an answer is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMBERS, ANSWERS = 200, 20
 WATCHED_S = 20.0
 MAX_SHARE, MAX_ANSWER_S = 0.02, 0.1
 SCRIPT, WORKERS, STEPS, SKIP, SLICE_S = SCRIPTS / "straggle.py", 4, 120, 10, 0.02
-OFF, ALONE, WATCHED = "no page", "nobody watches", "one viewer"
+OFF, ALONE, WATCHED = "no page", "without a viewer", "one viewer"
 
 
 def run(repetitions: int) -> list[Row]:
@@ -178,7 +178,7 @@ def _viewer(port: int) -> Iterator[list[int]]:
 
 
 def training(repetitions: int) -> list[Row]:
-    """Seconds per step without a page, with a page that nobody looks at, and with a viewer. Raises RuntimeError."""
+    """Seconds per step without a page, with a page without a viewer, and with a viewer. Raises RuntimeError."""
     seconds: dict[str, list[float]] = {WATCHED: [], ALONE: [], OFF: []}
     for number in range(repetitions):
         for name, times in seconds.items():

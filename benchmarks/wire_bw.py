@@ -1,8 +1,9 @@
 """Payloads between two processes over loopback: our frames over gRPC beside bare grpcio, stock protobuf, gloo, PyTorch
-RPC and raw TCP. Tells what a faster transport could gain, and whether it is grpcio that limits us.
+RPC and raw TCP. The figures show the gain of a faster transport, and whether grpcio is the limit.
 
-A payload is a tensor here and a tensor there, which may be a view of what was received. "bytes" over grpcio has nothing
-to encode and nothing to decode: it is what grpcio can do. Cases that end with "CPU" are CPU seconds of both processes.
+A payload is a tensor at the sender and a tensor at the receiver, which may be a view of the received bytes. "bytes"
+over grpcio is neither encoded nor decoded: it is the limit of grpcio. Cases that end with "CPU" are CPU seconds of both
+processes.
 """
 
 from __future__ import annotations

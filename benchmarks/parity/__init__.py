@@ -12,7 +12,7 @@ from benchmarks.rows import Row
 
 
 def run(repetitions: int) -> list[Row]:
-    """Write the page. Raises RuntimeError if a difference is too large, or if nothing is refused."""
+    """Write the page. Raises RuntimeError if a difference is too large, or if a refusal is missing."""
     found = iter(differences(ROWS))
     by_subject = {subject: [(row, next(found)) for row in rows] for subject, rows in SUBJECTS.items()}
     page.PAGE.write_text(page.text(by_subject, [(refusal, sentence(refusal)) for refusal in REFUSED]))

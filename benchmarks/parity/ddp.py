@@ -25,7 +25,7 @@ from benchmarks.parity.table import ROWS
 class Ddp(Torch):
     """A rank. Slice r of each step is the batch, or the batches, of rank r.
 
-    ``options`` are those of DistributedDataParallel; with ``"join"`` ranks may have different numbers of batches.
+    ``options``: of DistributedDataParallel. With ``"join"`` ranks may have different numbers of batches.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""docs/parity.md: what was measured, as a page."""
+"""docs/parity.md: the measured differences and the refusals, as a page."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ in `benchmarks/parity/features`.
 - The job is synchronous. It trains with one worker and one server, and again with two workers and two servers. If the
   two have different bits, or if two workers have different results, the command fails.
 - In rows of the process group the job is two ranks of DDP with `init_process_group("paramserver")` and two servers.
-- The difference is the largest one of any number in the weights, the buffers and the optimizer's state at the
-  end, and in what else the script keeps, such as losses, averages or the scale of a GradScaler.
-- "bits" is a promise that there is no difference: the command fails if there is one. A number in its place is the
-  largest difference with which the command does not fail.
-- The references use the fused optimizers of torch where there are some, as servers do
+- The difference is the largest difference of any number in the weights, the buffers and the optimizer's state at the
+  end, and in other values that the script keeps, such as losses, averages or the scale of a GradScaler.
+- "bits" is a promise that there is no difference: the command fails if there is a difference. A number in its place is
+  the largest difference with which the command does not fail.
+- The references use the fused optimizers of torch where torch has them, as servers do
   ([training.md](training.md#optimizers)).
 
 """

@@ -1,4 +1,4 @@
-"""What is refused: functions that provoke it, each in a job of one worker."""
+"""Refusals: functions that provoke them, each in a job of one worker."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Stream(IterableDataset[Tensor]):
 
 
 class Own(torch.optim.SGD):
-    """An optimizer of a script, which no server knows."""
+    """An optimizer of the script, which no server can import."""
 
 
 def wrapped() -> nn.Module:
-    """DDP around a model, without the process group that it would need."""
+    """DDP around a model, without the process group that DDP needs."""
     model = DistributedDataParallel.__new__(DistributedDataParallel)
     nn.Module.__init__(model)
     model.module = Aligned()
@@ -64,7 +64,7 @@ def of_model(make: Callable[[], nn.Module]) -> Callable[[Context], object]:
 
 
 def after_prepare(script: Script) -> Callable[[Context], object]:
-    """What a script does with model, optimizer and loader that are prepared."""
+    """A script's use of a prepared model, optimizer and loader."""
 
     def provoke(ctx: Context) -> None:
         model: Any = Aligned()
@@ -85,7 +85,7 @@ def train(model: Any, optimizer: Any, loader: Any) -> None:
 
 
 def without_a_step(ctx: Context, model: Any, optimizer: Any, loader: Any) -> None:
-    """A script that accumulates without saying so."""
+    """A script that accumulates gradients without ``accumulate``."""
     for x, y in loader:
         nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
 
@@ -122,7 +122,7 @@ def two_models(ctx: Context, model: Any, optimizer: Any, loader: Any) -> None:
 
 
 def of_another_optimizer(ctx: Context, model: Any, optimizer: Any, loader: Any) -> None:
-    """A scheduler that would change nothing that is trained."""
+    """A scheduler of another optimizer than the trained one."""
     ctx.prepare(StepLR(adamw(Aligned().parameters()), 3))
 
 
@@ -137,7 +137,7 @@ def within_the_loop(ctx: Context, model: Any, optimizer: Any, loader: Any) -> No
 
 
 def adversaries(script: Callable[[Context, Any, Any, Any, Any], object]) -> Callable[[Context], object]:
-    """What a script does with two models and their optimizers, before the loader."""
+    """A script's use of two models and their optimizers, before the loader."""
 
     def provoke(ctx: Context) -> None:
         critic, forger = Aligned(), Aligned()

@@ -1,4 +1,4 @@
-"""What a row of docs/parity.md is, and how it is measured: the same function trains here and in plain torch."""
+"""A row of docs/parity.md, and its measurement: the same function trains in a job of ours and in plain torch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ GLOO, GROUP = "gloo", "paramserver"
 # The processes of DDP, and the slices in a step that their batches are.
 RANKS = 2
 Tensors = Mapping[str, Tensor]
-# What sums in another order may change after some tens of steps in float32.
+# The largest difference that sums in another order may make after some tens of steps in float32.
 ROUNDING = 2e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A feature, and a function that uses it and returns what it has trained, by name.
+    """A feature, and a function that uses it and returns the trained tensors by name.
 
     ``within``: the largest difference that is allowed; 0: the bits are the same. ``workers``: the numbers of workers
     with which a job trains; all of them must have the same bits. ``ddp``: options of DistributedDataParallel.
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is refused, and a function of a context that provokes it."""
+    """A refused use in words, and a function of a context that provokes the refusal."""
 
     what: str
     provoke: Callable[[Context], object]
@@ -88,7 +88,7 @@ def checked(row: Row, expected: Tensors, trained: Sequence[Tensors]) -> float:
 
 
 def job(row: Row, workers: int) -> Tensors:
-    """What a job of so many workers has trained, with as many servers."""
+    """The trained tensors of a job of so many workers, with as many servers."""
     if row.job is not None:
         return row.job(row, workers)
     results = Results(row)
@@ -98,7 +98,7 @@ def job(row: Row, workers: int) -> Tensors:
 
 
 class Results:
-    """The script of a job's workers, and what each of them has trained. ``side``: makes the side of a worker."""
+    """The script of a job's workers, and the trained tensors of each worker. ``side``: makes the side of a worker."""
 
     def __init__(self, row: Row, side: Callable[[Context], Ours] = Ours) -> None:
         self._row, self._side = row, side
@@ -109,7 +109,7 @@ class Results:
         self._found[ctx.rank] = self._row.train(side), side.agreed
 
     def same(self) -> Tensors:
-        """What all workers have. Raises RuntimeError if they differ."""
+        """The trained tensors that all workers have. Raises RuntimeError if they differ."""
         (found, agreed), *others = self._found.values()
         for other, also in others:
             if agreed != also or difference(other, found):
@@ -118,7 +118,7 @@ class Results:
 
 
 def under_ddp(backend: str, features: Sequence[str], place: Path) -> dict[str, Tensors]:
-    """What two processes of DDP have trained, by feature. Raises RuntimeError if a process fails."""
+    """The trained tensors of two processes of DDP, by feature. Raises RuntimeError if a process fails."""
     if not features:
         return {}
     module = [backend, str(place), "0", *features]
@@ -173,7 +173,7 @@ def difference(one: Tensors, other: Tensors) -> float:
 
 
 def sentence(refusal: Refusal) -> str:
-    """The sentence with which it is refused. Raises RuntimeError if it is not."""
+    """The sentence of the refusal. Raises RuntimeError if there is no refusal."""
     with Cluster() as cluster:
         ctx = cluster.context(0)
         try:

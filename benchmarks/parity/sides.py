@@ -134,19 +134,19 @@ class Side(Protocol):
         """Whether there are new weights since the last call."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from a result of `state`."""
 
     def state(self) -> dict[str, Any]:
         """Copies of weights and buffers (``"model"``) and of the optimizer's state (``"optimizer"``).
 
-        Of several models: these by name.
+        Of several models: these dictionaries by name.
         """
 
     def register(self, name: str, thing: Any) -> None:
         """The state of this object belongs to checkpoints."""
 
     def evaluate(self, data: Data, measure: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
-        """What ``measure`` gives for each batch of the data, in order."""
+        """The results of ``measure`` for each batch of the data, in order."""
 
     def agree(self, mine: float) -> float:
         """A number on which all processes agree."""
@@ -160,7 +160,7 @@ class Ours:
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self._seen = 0
-        # What was agreed on so far.
+        # Values that were agreed on so far.
         self.agreed: list[float] = []
 
     def prepare(self, model: Any, optimizer: Any, data: Data) -> tuple[Any, Any, Any]:
@@ -219,7 +219,7 @@ class Ours:
 
 
 class Torch:
-    """What plain torch and DDP have in common."""
+    """The common part of plain torch and DDP."""
 
     ours = False
 

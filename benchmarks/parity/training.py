@@ -88,7 +88,7 @@ class Training:
 
 
 def made_of(scheduler: Any) -> Any:
-    """torch's scheduler in the one that a side has given."""
+    """torch's scheduler inside the scheduler that a side has given."""
     return getattr(scheduler, "wrapped", scheduler)
 
 

@@ -34,7 +34,7 @@ def burn(seconds: float) -> None:
 
 
 def tell(share: float) -> None:
-    """Say for how much of its time what keeps this worker had a core."""
+    """Print the share of the time in which the injected work of this worker had a core."""
     print(f"had a core for {share:.0%} of its time", flush=True)
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slices", type=int, required=True)
     for place in ("data", "compute", "other"):
-        parser.add_argument(f"--{place}", default="", choices=CAUSES, help="what keeps the worker there")
+        parser.add_argument(f"--{place}", default="", choices=CAUSES, help="the cause that keeps the worker")
     parser.add_argument("--always", action="store_true", help="in each batch from then on")
     parser.add_argument("--processes", type=int, default=0, help="of the loader")
     parser.add_argument("--late", action="store_true", help="a worker joins, whose first batch takes long")

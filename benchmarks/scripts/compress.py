@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, required=True, help="samples in a slice")
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--skip", type=int, required=True, help="steps at the beginning that do not count")
-    parser.add_argument("--out", type=Path, required=True, help="what rank 0 writes, as JSON")
+    parser.add_argument("--out", type=Path, required=True, help="file for the facts of rank 0, as JSON")
     args = parser.parse_args()
     with ps.init() as ctx:
         data = digits()
@@ -45,7 +45,7 @@ def main() -> None:
         if ctx.rank == 0:
             with torch.no_grad():
                 final = F.cross_entropy(model(data.tensors[0]), data.tensors[1]).item()
-            # This rank has no slice in some steps.
+            # In some steps this rank has no slice.
             known = [step for step in range(args.skip, max(began)) if step in began and step + 1 in began]
             steps = [began[step + 1] - began[step] for step in known]
             args.out.write_text(json.dumps({"step_s": steps, "loss": final, "steps": max(began)}))

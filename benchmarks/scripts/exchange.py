@@ -1,8 +1,8 @@
 """One whole synchronous step and nothing but communication and update; measured by `benchmarks.exchange`.
 
-Started by `paramserver run` a worker contributes gradients that lie ready where the transport takes them, and has the
-next weights; with ``--gloo`` a rank adds its gradients to those of the others and updates its own weights. Every
-process writes when each of its steps began and ended, on the clock that all of them share.
+Started by `paramserver run`, a worker contributes gradients that lie ready in the transport's memory, and gets the next
+weights. With ``--gloo`` a rank adds its gradients to those of the others and updates its own weights. Every process
+writes the beginning and the end of each of its steps, by the clock that all processes share.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="directory for what each process writes, as JSON")
+    parser.add_argument("--out", type=Path, required=True, help="directory for the times of each process, as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
     (gloo if args.gloo else ours)(args)

@@ -1,9 +1,9 @@
 """The step of `exchange.py` by other means: a parameter server on PyTorch RPC; gRPC and sockets that only move bytes.
 
-Ranks of torchrun; the last one is the server. With ``rpc`` a worker calls a function with its gradient, and its answer,
-given when the gradients of all are there, is the new weights: one call and no copy more than PyTorch makes. With
-``bare`` a worker sends as many bytes through `grpc.aio` and fetches as many, which nobody looks at; with ``sockets`` it
-does so through TCP, from memory and into memory of the size of the model.
+Ranks of torchrun; the last rank is the server. With ``rpc`` a worker calls a function with its gradient. The answer
+comes when the gradients of all workers are there, and is the new weights: one call, without further copies than
+PyTorch's. With ``bare`` a worker sends as many bytes through `grpc.aio` and fetches as many, which are not used. With
+``sockets`` it sends and fetches them through TCP, from memory and into memory of the size of the model.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, required=True, help="workers")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="directory for what each process writes, as JSON")
+    parser.add_argument("--out", type=Path, required=True, help="directory for the times of each process, as JSON")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
     torch.set_num_threads(2 if rank == args.ranks else 1)

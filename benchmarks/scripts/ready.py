@@ -1,4 +1,4 @@
-"""A step without compute: the gradients are there, and all that is left is communication and update (SGD).
+"""A step without compute: the gradients are there, and only communication and update (SGD) are left.
 
 A worker of a cluster, or with ``--ring`` a rank of gloo that sums with `all_reduce`. Rank 0 writes seconds per step and
 a weight after the last step, which is the same on both ways.
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--skip", type=int, required=True, help="steps at the beginning that do not count")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd", help="of a worker of a cluster")
-    parser.add_argument("--out", type=Path, required=True, help="what rank 0 writes, as JSON")
+    parser.add_argument("--out", type=Path, required=True, help="file for the facts of rank 0, as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
     (ring if args.ring else ours)(args)

@@ -1,7 +1,7 @@
 """The step that `benchmarks.step_overlap` measures: layers whose compute is a sleep, with gradients of real sizes.
 
 Started by `paramserver run` as a worker of a cluster, with ``--ddp`` by torchrun as a rank of PyTorch's DDP, with
-``--alone`` by torchrun, too, to compute without telling anybody. The first rank writes seconds per step, and one weight
+``--alone`` by torchrun, too, to compute without communication. The first rank writes seconds per step, and one weight
 after the last step.
 """
 

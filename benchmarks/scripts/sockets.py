@@ -1,7 +1,7 @@
 """The time of bare TCP between the hosts of a step: as many bytes both ways at once, over as many connections.
 
-A worker sends each server its part of a gradient, while each server sends it as many bytes. Nothing is summed, and
-nobody waits for anybody: what is left is links, and how connections share them. Rank 0 writes seconds per step.
+A worker sends each server its part of a gradient, while each server sends it as many bytes. No bytes are summed, and no
+process waits for another one. So only the links count, and how connections share them. Rank 0 writes seconds per step.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def receive(line: socket.socket, nbytes: int) -> None:
 
 
 def together(works: list[Callable[[], None]]) -> None:
-    """Each in a thread. Raises what one of them does."""
+    """Each function in a thread. Raises the error of a thread."""
     with ThreadPoolExecutor(len(works)) as pool:
         for done in [pool.submit(work) for work in works]:
             done.result()

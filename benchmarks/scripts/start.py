@@ -76,7 +76,7 @@ def ddp(directory: Path) -> None:
     loader = DataLoader(samples, batch_size=BATCH, sampler=DistributedSampler(samples, ranks, rank, seed=1))
     step(model, next(iter(loader)), optimizer)
     note(directory, rank)
-    dist.barrier()  # nobody hangs up while another one still talks
+    dist.barrier()  # no rank hangs up while another rank still talks
     dist.destroy_process_group()
 
 

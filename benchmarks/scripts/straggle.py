@@ -36,7 +36,7 @@ def data(steps: int) -> TensorDataset:
 
 
 def compute(model: nn.Module, batch: list[Tensor], seconds: float, part: float = 1.0) -> None:
-    """The compute of one slice: adds ``part`` of its gradient to what is there."""
+    """The compute of one slice: adds ``part`` of its gradient to the present gradient."""
     time.sleep(seconds)
     x, y = batch
     (F.cross_entropy(model(x), y) * part).backward()  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ def ddp(args: argparse.Namespace) -> None:
     clock.at(args.steps)
     if rank == 0:
         args.out.write_text(json.dumps(clock.seconds()))
-    dist.barrier()  # nobody hangs up while another one still talks
+    dist.barrier()  # no rank hangs up while another rank still talks
     dist.destroy_process_group()
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--ddp", action="store_true", help="as a rank of torchrun")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--skip", type=int, required=True, help="steps at the beginning that do not count")
-    parser.add_argument("--slice-s", type=float, required=True, help="what a slice takes, in seconds")
+    parser.add_argument("--slice-s", type=float, required=True, help="the time of a slice, in seconds")
     parser.add_argument("--slower", type=float, required=True, help="how many times as long it takes the last rank")
     parser.add_argument("--out", type=Path, required=True, help="seconds per step, as JSON")
     args = parser.parse_args()

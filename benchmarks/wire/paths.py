@@ -1,6 +1,6 @@
 """The ways between this process and the other one, from this side. Blocking.
 
-A push is done when the other side has said that it has all of it, a pull is asked for with a small message.
+A push is done when the other side has confirmed all of its bytes. A pull is asked for with a small message.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Path(Protocol):
 
 
 class Peer:
-    """The other process, and what all ways need. ``groups``: with gloo and PyTorch RPC."""
+    """The other process, and the objects that all ways need. ``groups``: with gloo and PyTorch RPC."""
 
     def __init__(self, groups: bool = False) -> None:
         self.groups = groups

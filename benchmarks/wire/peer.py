@@ -1,4 +1,4 @@
-"""The other process: `python -m benchmarks.wire.peer DIRECTORY`. It answers on every way there is.
+"""The other process: `python -m benchmarks.wire.peer DIRECTORY`. It answers on all ways.
 
 It prints its ports as JSON. Then each line of its input is a command, answered with a line: "cpu" with the CPU seconds
 it has used; "gloo ORDER SIZE COUNT" takes part in so many exchanges of gloo, and the answer is empty. It ends with its
@@ -168,7 +168,7 @@ class Shard:
         return shard_pb2.StatsResponse()
 
     def __getattr__(self, name: str) -> Any:
-        return None  # what is never called
+        return None  # calls that are never made
 
 
 async def main() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Level", "Request", "diagnose"]
 
-# Roles whose certificate is shown, the first one here. The way back needs a server's.
+# Roles whose certificate is shown to the coordinator: the first role with a key here. The way back needs a server's.
 _OWN_ROLES = ("server", "worker", "admin", "coordinator")
 
 
@@ -78,7 +78,7 @@ def with_running_job(settings: Settings) -> Settings:
     try:
         jobs = list_jobs()
     except ParamServerError:
-        return settings  # the check of that directory says more
+        return settings  # the check of the runtime directory has its own finding
     if settings.cluster.coordinator or len(jobs) != 1:
         return settings
     job, security = jobs[0], settings.security

@@ -10,10 +10,10 @@ from paramserver.doctor.finding import Finding, Level, sentence
 from paramserver.errors import ConfigError
 
 SOON_DAYS = 14
-MAKE = "paramserver certs init, and copy what this machine needs"
+MAKE = "paramserver certs init, and copy the files for the roles of this machine"
 RENEW = "paramserver certs renew where ca.key is, and copy the files here"
 _ROLES = ("coordinator", "server", "worker", "admin")
-_DATES = "correct this machine's clock, or make new ones: paramserver certs renew"
+_DATES = "correct this machine's clock, or make new certificates: paramserver certs renew"
 
 
 def check_certificates(directory: Path | None, now: datetime) -> list[Finding]:
@@ -85,7 +85,7 @@ def check_tokens(settings: Settings) -> list[Finding]:
     """The token of the members, and that of the operators: present and private. Their text is never shown."""
     security = settings.security
     directory = Path(security.certs) if security.certs else None
-    missing = "" if directory is None else "every member needs one beside its certificate"
+    missing = "" if directory is None else "every member needs a join token beside its certificate"
     return [
         _token("join token", bool(security.token), security.token_file, directory, "join.token", missing),
         _token("admin token", bool(security.admin_token), security.admin_token_file, directory, "admin.token", ""),

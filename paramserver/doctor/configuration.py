@@ -35,15 +35,17 @@ class Request:
 
 
 def read_settings(request: Request) -> tuple[Settings, list[Finding]]:
-    """The settings in force, and findings; in place of wrong settings, those of the flags, or the defaults."""
+    """The settings in force, and findings. Wrong settings are replaced by the flags alone, or by the defaults."""
     unknown = unknown_variables(request.environ)
     known = {name: value for name, value in request.environ.items() if name not in unknown}
     findings = [check_variables(request.environ)]
     try:
         settings = load_settings(request.config, request.overrides, known)
-        settings.replicas(launched=False)  # refuses a wish that cannot be
+        settings.replicas(launched=False)  # refuses an impossible wish
     except ConfigError as error:
-        findings.append(Finding("configuration", Level.FAIL, str(error), "correct it; the checks below do without it"))
+        findings.append(
+            Finding("configuration", Level.FAIL, str(error), "correct it; the checks below go on without it")
+        )
         return _flags_alone(request), findings
     places = {origin.partition(" ")[0] for origin in settings.origins().values()} - {"default"}
     files = sorted({origin for origin in settings.origins().values() if origin.startswith("file ")})
@@ -61,14 +63,14 @@ def _flags_alone(request: Request) -> Settings:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Names of variables that look like settings, but are none."""
+    """Names of variables that look like settings, but are no settings."""
     known = {ENV_CONFIG, ENV_RESTART_COMMAND, *map(env_name, FIELDS)}
     ours = (name for name in environ if name.startswith(ENV_PREFIX) and not name.startswith(ENV_INTERNAL_PREFIX))
     return sorted(name for name in ours if name not in known)
 
 
 def check_variables(environ: Mapping[str, str]) -> Finding:
-    """Variables with our prefix that mean nothing: nearly always a typing error."""
+    """Variables with our prefix that have no meaning: nearly always a typing error."""
     unknown = unknown_variables(environ)
     if unknown:
         return Finding("variables", Level.FAIL, f"unknown: {listing(unknown)}", "; ".join(map(_advice, unknown[:5])))
@@ -106,7 +108,7 @@ def check_security(settings: Settings) -> Finding:
     if not away:
         return Finding("security", Level.OK, "no TLS: this machine only")
     value = f"no TLS, but other machines ({listing(away)})"
-    remedy = "paramserver certs init ./certs, copy what each machine needs, and set security.certs"
+    remedy = "paramserver certs init ./certs, copy to each machine the files of its roles, and set security.certs"
     if security.insecure:
         return Finding("security", Level.WARN, f"{value}: everybody on the network can read and interfere", remedy)
     return Finding("security", Level.FAIL, value, f"{remedy}; or set security.insecure on a network of your own")

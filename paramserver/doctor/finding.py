@@ -33,7 +33,7 @@ class Level(enum.StrEnum):
 
     @property
     def well(self) -> bool:
-        """Whether nothing has to be done."""
+        """Whether no action is needed."""
         return self in (Level.OK, Level.NOTE)
 
 
@@ -75,7 +75,14 @@ async def _run(check: Check) -> list[Finding]:
             findings = await (look() if inspect.iscoroutinefunction(look) else in_thread(look, f"doctor {check.name}"))
     except TimeoutError:
         value = f"no result within {check.deadline_s:g} s"
-        return [Finding(check.name, Level.FAIL, value, "find out what hangs: a file system, a name server, a device")]
+        return [
+            Finding(
+                check.name,
+                Level.FAIL,
+                value,
+                "find the part of the machine that hangs: a file system, a name server, a device",
+            )
+        ]
     except Exception as error:
         return [Finding(check.name, Level.FAIL, f"the check broke off: {reason(error)}", "mend that, then ask again")]
     return [findings] if isinstance(findings, Finding) else list(findings)
@@ -136,7 +143,7 @@ def listing(names: Sequence[str], most: int = 12) -> str:
 
 
 def is_writable_directory(path: Path) -> str:
-    """The reason why no file can be made in the directory; empty if one can. The trial file is removed."""
+    """The reason why no file can be made in the directory; empty if files can be made. The trial file is removed."""
     trial = path / f".paramserver-doctor-{os.getpid()}"
     try:
         os.close(os.open(trial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -14,9 +14,9 @@ from paramserver.machine.runtime import secure_runtime_directory
 from paramserver.transport.shm.meeting import Meeting
 
 MIN_OPEN_FILES = 1024
-# torch alone takes about half of it.
+# The least memory. torch alone takes about half of it.
 MIN_MEMORY_BYTES = 1 << 30
-# Containers get so much unless their options ask for more.
+# The shared memory of a container, unless its options ask for more.
 SMALL_SHM_BYTES = 64 << 20
 _UNLIMITED_BYTES = 1 << 60  # a number this large in a version 1 control group stands for no limit
 
@@ -82,7 +82,7 @@ def read_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
 
 
 def _upwards(root: Path, path: str) -> list[Path]:
-    """The group and those around it. In a container its own group may be the root, whatever the path says."""
+    """The group and the groups around it. In a container its own group may be the root, although the path has parts."""
     below = root / path.lstrip("/")
     return [root, *(group for group in (below, *below.parents) if group != root and group.is_relative_to(root))]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paramserver.v1.shard_pb2 import StatsRequest, StatsResponse
 
 CALL_S = 5.0
-# More than the coordinator takes for its call back.
+# Longer than the coordinator's call back takes.
 DIAL_BACK_S = 8.0
 CLOCK_TRIES = 5
 MAX_OFFSET_S = 1.0
@@ -48,7 +48,7 @@ Serve = Callable[[Sequence[tuple[str, object]], str, int], Awaitable[Listening]]
 
 
 async def check_listen(settings: Settings, answers: Sequence[Answer]) -> Finding:
-    """Whether a coordinator, or a server, could listen where the settings say. ``answers``: of the coordinators."""
+    """Whether a coordinator, or a server, could listen at its configured address. ``answers``: of the coordinators."""
     from paramserver.transport.addresses import join, probe
 
     try:
@@ -72,7 +72,7 @@ async def check_listen(settings: Settings, answers: Sequence[Answer]) -> Finding
 
 
 def place(settings: Settings) -> tuple[str, str, int]:
-    """Role, host and port: of a coordinator if it belongs here, else of a server. Blocking; raises ParamServerError."""
+    """Role, host, port: of a coordinator on its own machine, else of a server. Blocking; raises ParamServerError."""
     named = split_addresses(settings.cluster.coordinator)
     if named and not any(is_here(split(address)[0]) for address in named):
         return ("server", *server_place(settings)[:2])
@@ -105,7 +105,7 @@ class Answer:
 
     @property
     def usable(self) -> bool:
-        """Whether it leads, and has answered."""
+        """Whether the coordinator has answered, and leads."""
         return self.error is None and not self.stands_by
 
 
@@ -150,7 +150,7 @@ async def resolve(address: str) -> None:
 
 
 def check_reachable(answers: Sequence[Answer]) -> Finding:
-    """Whether the coordinator answers; one of several has to lead."""
+    """Whether the coordinator answers. One of several coordinators has to lead."""
     parts = [f"{answer.address} {_said(answer)}" for answer in answers]
     failed = [answer for answer in answers if answer.error is not None]
     value = clean("; ".join(parts))
@@ -158,7 +158,7 @@ def check_reachable(answers: Sequence[Answer]) -> Finding:
         level = Level.WARN if any(answer.usable for answer in answers) else Level.FAIL
         return Finding("coordinator", level, value, _how_to_reach(failed[0]))
     if not any(answer.usable for answer in answers):
-        remedy = "wait until one of them takes over (status shows it), or name the one that leads"
+        remedy = "wait until one of them takes over (status shows it), or name the coordinator that leads"
         return Finding("coordinator", Level.WARN, value, remedy)
     return Finding("coordinator", Level.OK, value)
 
@@ -175,7 +175,7 @@ def _how_to_reach(answer: Answer) -> str:
     if isinstance(answer.error, errors.ConfigError):
         return sentence("", Level.FAIL, str(answer.error)).remedy
     if isinstance(answer.error, errors.VersionMismatchError):
-        return "something else, or another release of paramserver, is there: correct cluster.coordinator, or update it"
+        return "another program, or another release of paramserver, answers: correct cluster.coordinator, or update it"
     return (
         "start it there (paramserver start coordinator), open its port in the firewalls, or correct "
         "cluster.coordinator; TLS on one side only looks like this, too"
@@ -183,7 +183,7 @@ def _how_to_reach(answer: Answer) -> str:
 
 
 def check_versions(answer: Answer, protocol: int, versions: Mapping[str, str]) -> Finding:
-    """Whether both sides run the same; what differs is shown as a table."""
+    """Whether both sides run the same releases. Differences are shown as a table."""
     theirs = {"protocol": str(answer.protocol), **(answer.versions or {})}
     ours = {"protocol": str(protocol), **versions}
     names = [name for name in ours if ours[name] != theirs.get(name)]
@@ -239,7 +239,7 @@ class StubShard:
 
 
 async def check_way_back(address: str, connect: Connect, serve: Serve, settings: Settings) -> Finding:
-    """Whether the coordinator reaches this machine. A server here needs that."""
+    """Whether the coordinator reaches this machine. A server on this machine needs this way."""
     from paramserver.transport.addresses import join
     from paramserver.v1.coordinator_pb2 import ProbeRequest
 
@@ -259,7 +259,7 @@ async def check_way_back(address: str, connect: Connect, serve: Serve, settings:
     if response.reached and stub.calls:
         return Finding("way back", Level.OK, f"the coordinator reaches this machine at {here}")
     if response.reached:
-        remedy = "give this machine's own address with --advertise-host: that one belongs to another machine"
+        remedy = "give this machine's own address with --advertise-host: the present address belongs to another machine"
         return Finding("way back", Level.WARN, f"the coordinator called {here}, and another process answered", remedy)
     remedy = (
         "open this machine's ports to the coordinator and the workers, or set cluster.listen and "
@@ -269,7 +269,7 @@ async def check_way_back(address: str, connect: Connect, serve: Serve, settings:
 
 
 async def _serve_somewhere(serve: Serve, stub: StubShard, host: str, port: int) -> Listening:
-    """Listen at that port, or at any other if a server has it already."""
+    """Listen at this port, or at a free port if a server has it already."""
     try:
         return await serve([("Shard", stub)], host, port)
     except errors.ConfigError:

@@ -10,12 +10,12 @@ from paramserver.doctor.finding import Finding, Level, clean
 from paramserver.errors import DeniedError, ParamServerError
 
 CALL_S = 5.0
-# So many servers are tried.
+# The largest number of servers that are tried.
 MOST = 8
 _NAME = "transport"
 _REMEDY = 'let the network pass cluster.bulk_port of the servers; or set cluster.transport = "grpc", which is slower'
 
-# Opens a connection to the sockets of a server's address; returns why that is not possible, "" if it is.
+# Opens a connection to the sockets of a server's address. Returns the reason if this fails, otherwise "".
 Attempt = Callable[[str], Awaitable[str]]
 
 

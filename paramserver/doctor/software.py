@@ -28,7 +28,7 @@ _IMPORTED = ("paramserver", "torch", "kernels")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?")
 _SPECIFIER = re.compile(r"\s*(===|~=|==|!=|<=|>=|<|>)\s*([^,\s]+)\s*")
 
-# Run in a process of its own: a broken torch may end it without a word.
+# Run in a process of its own: a broken torch may end the process without a message.
 _IMPORTS = """
 import json, sys, time
 sys.path.append(sys.argv[1])
@@ -110,7 +110,7 @@ def check_python(running: tuple[int, int, int], implementation: str = "CPython")
         least = ".".join(map(str, MIN_PYTHON))
         return Finding("python", Level.FAIL, text, f"make an environment with Python {least} or later")
     if implementation != "CPython":
-        return Finding("python", Level.WARN, text, "use CPython: the tests run with nothing else")
+        return Finding("python", Level.WARN, text, "use CPython: the tests run with CPython only")
     return Finding("python", Level.OK, text)
 
 
@@ -188,7 +188,7 @@ class Imported:
 
 
 def try_imports(timeout_s: float = IMPORT_TIMEOUT_S) -> dict[str, Imported]:
-    """Import paramserver and torch elsewhere, and load the kernels; all are always in the answer. Blocking."""
+    """Import paramserver and torch in another process, and load the kernels. The answer has all three. Blocking."""
     root = Path(__file__).resolve().parents[2]
     argv = [sys.executable, "-P", "-c", _IMPORTS, str(root)]
     try:
@@ -205,7 +205,7 @@ def read_imports(code: int, output: str) -> dict[str, Imported]:
         return {name: Imported(**{**facts, "names": tuple(facts.get("names", ()))}) for name, facts in report.items()}
     except (IndexError, ValueError, TypeError, AttributeError):
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return dict.fromkeys(_IMPORTED, Imported(error=f"the process that tried it ended without a word ({how})"))
+        return dict.fromkeys(_IMPORTED, Imported(error=f"the process that tried it ended without a message ({how})"))
 
 
 def check_import(name: str, found: Imported) -> Finding:
@@ -221,7 +221,7 @@ def check_import(name: str, found: Imported) -> Finding:
 
 
 def check_kernels(found: Imported) -> Finding:
-    """Whether servers update with compiled kernels; without them they are slower, and nothing else changes."""
+    """Whether servers update with compiled kernels. Without kernels servers are slower, with the same results."""
     if found.error:
         return Finding("kernels", Level.NOTE, clean(f"not looked at: {found.error}"))
     if found.version.startswith("compiled:"):

@@ -1,4 +1,4 @@
-"""The store, where this machine has been told of one: on the coordinator's."""
+"""The store, if this machine's settings name a store: on the coordinator's machine."""
 
 from __future__ import annotations
 

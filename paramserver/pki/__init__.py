@@ -1,4 +1,4 @@
-"""The private certificate authority of a cluster, and what the settings say about security.
+"""The private certificate authority of a cluster, and the settings about security.
 
 Used by roles, launch, machine, doctor and cli.
 """

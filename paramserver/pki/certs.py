@@ -53,7 +53,7 @@ class Shown:
 def init(directory: Path, days: int = DAYS, job: str = "", now: datetime | None = None) -> None:
     """Make an authority, certificates that are valid for ``days``, and tokens. ``job`` goes into the names.
 
-    Raises ConfigError if the directory holds anything, or cannot be written to.
+    Raises ConfigError if the directory is not empty, or cannot be written to.
     """
     _check_days(days)
     now = now or datetime.now(UTC)
@@ -61,7 +61,7 @@ def init(directory: Path, days: int = DAYS, job: str = "", now: datetime | None 
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise ConfigError(
-                f'directory "{directory}" is not empty, and nothing in it is overwritten: name another one, or renew '
+                f'directory "{directory}" is not empty, and is not overwritten: name another directory, or renew '
                 "its certificates with `paramserver certs renew`"
             )
         directory.chmod(0o700)
@@ -88,8 +88,8 @@ def renew(directory: Path, days: int = DAYS, now: datetime | None = None) -> Non
     now = now or datetime.now(UTC)
     if not (directory / "ca.key").is_file():
         raise ConfigError(
-            f'"{directory}" has no ca.key, which certificates are made with: run this where `paramserver certs init` '
-            "was run, and copy the new files here"
+            f'"{directory}" has no ca.key, which certificates are made with: run this command on the machine of '
+            "`paramserver certs init`, and copy the new files here"
         )
     try:
         key: Any = load_pem_private_key(read_secret(directory / "ca.key", "key"), None)
@@ -121,7 +121,7 @@ def show(directory: Path) -> list[Shown]:
         try:
             certificate = load_pem_x509_certificate(read(path, "certificate"))
         except ValueError as error:
-            raise ConfigError(f'"{path}" is no certificate; copy it again from where it was made') from error
+            raise ConfigError(f'"{path}" is no certificate; copy it again from the machine that made it') from error
         until = certificate.not_valid_after_utc
         found.append(
             Shown(

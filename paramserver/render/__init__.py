@@ -1,4 +1,4 @@
-"""``paramserver render``: files that start a job elsewhere, made from the settings that run it.
+"""``paramserver render``: files that start a job elsewhere, made from its settings.
 
-Targets only compute; what they return is written by `output`.
+Targets only compute the files; `output` writes them.
 """

@@ -58,7 +58,7 @@ _NODE: Mapping[str, Any] = {
 
 
 def render(request: Request) -> Files:
-    """One file. Raises ConfigError if the settings are none for containers."""
+    """One file. Raises ConfigError if the settings do not fit containers."""
     containers = Containers(
         request,
         coordinator="coordinator",
@@ -174,7 +174,7 @@ def _node(containers: Containers, role: str, words: list[str], values: Values) -
 
 
 def _certs(containers: Containers) -> _Service:
-    """Makes certificates, tokens and the store's password when they are not there yet, and ends."""
+    """Makes missing certificates, tokens and the store's password, and ends."""
     roles = ("ca", "coordinator-keys", "server-keys", "worker-keys", "monitoring-keys", _STORE_KEYS)
     return {
         "image": containers.request.image,

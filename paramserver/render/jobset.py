@@ -21,7 +21,7 @@ def render(request: Request) -> Files:
         **pods.common_files(name, containers),
         "jobset.yaml": yaml_text(
             "The job, as one object for clusters with JobSet. It succeeds when the workers have done their work and\n"
-            "the coordinator has written down what came of it; the servers end by themselves.\n"
+            "the coordinator has written the result. The servers end by themselves.\n"
             "No role depends on another (dependsOn): processes wait for each other in any order, and pods that are\n"
             "created together can be scheduled together.",
             [_jobset(name, containers)],

@@ -16,7 +16,7 @@ def render(request: Request) -> Files:
     files = {
         **pods.common_files(name, containers),
         "coordinator.yaml": yaml_text(
-            "The coordinator. The Service leads to the one that is ready: one that stands by for another is not.\n"
+            "The coordinator. The Service leads to the coordinator that is ready. A standby coordinator is not ready.\n"
             f"  kubectl exec deployment/{name}-coordinator -- paramserver status\n"
             f"  kubectl scale deployment/{name}-coordinator --replicas 2      a second one, on standby",
             [pods.service(name, "coordinator", request.port, "grpc"), _coordinator(name, containers)],
@@ -27,7 +27,7 @@ def render(request: Request) -> Files:
             _servers(name, containers),
         ),
         "worker.yaml": yaml_text(
-            "The workers. Their slices are taken over by others whenever one is lost.\n"
+            "The workers. When a worker is lost, other workers take its slices.\n"
             f"  kubectl wait --for=condition=complete --timeout=-1s job/{name}-worker\n"
             f'  kubectl patch job {name}-worker -p \'{{"spec": {{"parallelism": 8, "completions": 8}}}}\'',
             [_workers(name, containers)],
@@ -44,18 +44,18 @@ def _lost_with_one(containers: Containers) -> bool:
 def _about_eviction(name: str, containers: Containers) -> str:
     if _lost_with_one(containers):
         return (
-            "One that is evicted takes its shard along, and there are no checkpoints: the budget forbids it. To empty\n"
-            f"a node all the same:\n  kubectl delete poddisruptionbudget {name}-server"
+            "If a server is evicted, its shard is lost, and there are no checkpoints: the budget forbids it. To empty\n"
+            f"a node nevertheless:\n  kubectl delete poddisruptionbudget {name}-server"
         )
     if containers.request.replicated:
         return (
-            "When one is evicted, the others go on with its shards, and no step is done again. The pod that takes\n"
-            "its place gets copies of shards in the background. The budget lets one go at a time: wait until\n"
-            "`paramserver status` shows all shards as replicated before the next one goes."
+            "When a server is evicted, the others go on with its shards, and no step is done again. Another pod takes\n"
+            "its place, and gets copies of shards in the background. The budget lets one server go at a time: wait\n"
+            "until `paramserver status` shows all shards as replicated before the next server goes."
         )
     return (
-        "When one is evicted, another pod takes its place, and the job goes back to its last checkpoint. The budget\n"
-        "lets one go at a time."
+        "When a server is evicted, another pod takes its place, and the job goes back to its last checkpoint. The\n"
+        "budget lets one server go at a time."
     )
 
 

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana for a job: configuration, alert rules, and a dashboard, of which no file has a secret."""
+"""Prometheus and Grafana for a job: configuration, alert rules, and a dashboard. None of these files has a secret."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def credentials(certs: str, token: str, role: str) -> _Config:
 
 
 def _asking_the_coordinator(request: Request) -> list[_Config]:
-    """The coordinator is known, and says where the members serve metrics."""
+    """The coordinator's address is known, and the coordinator gives the addresses of the members' metrics."""
     security, web = request.settings.security, request.settings.web
     certs = "" if request.insecure else security.certs
     token = security.token_file or (f"{certs}/join.token" if certs else "")
@@ -133,7 +133,7 @@ def compose_services(
 ) -> dict[str, _Config]:
     """Services in the profile `monitoring`: one that writes the files, Prometheus, Grafana.
 
-    ``node``: the limits of every container; ``certs``: where the container finds what Prometheus shows.
+    ``node``: the limits of every container; ``certs``: the directory of the token and the certificate for Prometheus.
     """
     keys = [f"monitoring-keys:{certs}:ro"] if secure else []
     made = {"monitoring-files": {"condition": "service_completed_successfully"}}

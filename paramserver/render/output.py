@@ -11,13 +11,13 @@ from paramserver.errors import ConfigError
 def write_directory(files: Mapping[str, str], directory: Path, force: bool) -> list[Path]:
     """Write the files and return their paths.
 
-    Raises ConfigError if the directory holds anything, unless ``force``: then files of the same names are replaced.
+    Raises ConfigError if the directory is not empty, unless ``force``: then files of the same names are replaced.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not force and any(directory.iterdir()):
             raise ConfigError(
-                f'directory "{directory}" is not empty; give another one with --output, or overwrite with --force'
+                f'directory "{directory}" is not empty; give another directory with --output, or overwrite with --force'
             )
         paths = [directory / name for name in files]
         for path, text in zip(paths, files.values(), strict=True):

@@ -56,7 +56,7 @@ def common_files(name: str, containers: Containers) -> Files:
     """The files of the configuration and of the store that is started along with the job."""
     files = {
         "config.yaml": yaml_text(
-            "The coordinator's configuration. Servers and workers get from the coordinator what they need to know.\n\n"
+            "The coordinator's configuration. Servers and workers get their settings from the coordinator.\n\n"
             + secrets_text(name, containers),
             [config_map(name, containers)],
         )
@@ -127,7 +127,7 @@ def object_name(request: Request) -> str:
 
 
 def secret_name(name: str, role: str) -> str:
-    """The Secret with what only this role may know."""
+    """The Secret with the keys and tokens of this role alone."""
     return f"{name}-{role}-keys"
 
 
@@ -235,7 +235,7 @@ def worker_pod(name: str, containers: Containers) -> Object:
     """The template of a worker's pod."""
     request = containers.request
     container = _container(request, "worker", request.worker_words, containers.member_values())
-    del container["readinessProbe"]  # nobody calls a worker
+    del container["readinessProbe"]  # workers are not called
     if request.gpu:
         container["resources"]["limits"] = {"nvidia.com/gpu": 1}
     more: list[Object] = []

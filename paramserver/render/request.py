@@ -22,7 +22,7 @@ COORDINATOR_PORT = 8790
 DASHBOARD_PORT = 8780
 METRICS_PORT = 8781
 STORE_PORT = 6379
-# In containers: nobody's user id on the host.
+# In containers: a user id that no user of the host has.
 UID = 10001
 STORE_IMAGE = "valkey/valkey:9-alpine"
 # Seconds that a process may take to leave: a worker hands in its present slice and gives back the others.
@@ -32,7 +32,7 @@ HOPELESS = (2, 4)
 # The health check that supervisors run; "--ready" also asks whether the process takes part.
 HEALTH = ("paramserver", "health")
 
-# Where things lie, on a machine as in a container.
+# Places of files, on a machine as in a container.
 ETC = "/etc/paramserver"
 CERTS = f"{ETC}/certs"
 STORE_PASSWORD = f"{ETC}/store.password"
@@ -104,7 +104,7 @@ class Request:
 
     @property
     def insecure(self) -> bool:
-        """Whether members talk without TLS. Only a setting that says so makes it so."""
+        """Whether members talk without TLS. Only a setting allows this."""
         return self.settings.security.insecure
 
     @property
@@ -128,7 +128,9 @@ class Request:
         """How a worker is started, after "paramserver". Raises ConfigError if no script is given."""
         run = self.settings.run
         if not run.script:
-            raise ConfigError("run.script is empty, but says what the workers run; give it in the file or with --set")
+            raise ConfigError(
+                "run.script is empty, but must name the script of the workers; give it in the file or with --set"
+            )
         return ["start", "worker", "--", run.script, *run.args]
 
     def coordinator_values(self, changes: Values) -> Values:

@@ -1,4 +1,4 @@
-"""The place of the checkpoints in what is rendered: a path below a directory of the target's own, a URL, or none."""
+"""The place of the checkpoints in rendered files: a path below a directory of the target's own, a URL, or none."""
 
 from __future__ import annotations
 

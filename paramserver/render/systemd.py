@@ -65,12 +65,12 @@ def render(request: Request) -> Files:
     # Not where the machine's own name leads: on Debian that is the loopback interface.
     listen = {"cluster.listen": settings.cluster.listen or "0.0.0.0"}
     password = {"cluster.store_password_file": STORE_PASSWORD} if settings.cluster.store_password_file else {}
-    numbers = "The numbers only tell instances apart; names and ranks are given by the coordinator."
-    gpu_numbers = "The numbers are those of the GPUs to compute on; names and ranks are given by the coordinator."
+    numbers = "The numbers only tell instances apart. The coordinator gives names and ranks."
+    gpu_numbers = "The numbers are the numbers of the GPUs to compute on. The coordinator gives names and ranks."
     two = "0 paramserver-worker@1" if request.gpu else "1 paramserver-worker@2"
     return {
         "cluster.toml": toml_text(
-            f"{_CONFIG} on the coordinator's machine. Others get from the coordinator what they need to know.",
+            f"{_CONFIG} on the coordinator's machine. Other machines get their settings from the coordinator.",
             request.coordinator_values({**listen, **security, **password, "checkpoint.dir": checkpoints.dir}),
         ),
         "member.env": environment_file(

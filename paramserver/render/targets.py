@@ -13,5 +13,5 @@ TARGETS: Mapping[str, Callable[[Request], Files]] = {
     "k8s": k8s.render,
     "jobset": jobset.render,
 }
-# What watches a job, and starts none.
+# Targets that watch a job, and start none.
 WATCHING: Mapping[str, Callable[[Request], Files]] = {"monitoring": monitoring.render}

@@ -20,7 +20,7 @@ class Octal(int):
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
-        """Every value in full; nothing refers to another place."""
+        """Every value in full, without references to other places."""
         return True
 
 
@@ -72,7 +72,7 @@ def environment_file(head: str, values: Mapping[str, object]) -> str:
 
 
 def unit_words(words: Sequence[str]) -> str:
-    """A command line for ExecStart= of systemd: what it would expand or split is quoted."""
+    """A command line for ExecStart= of systemd. Text that systemd would expand or split is quoted."""
     return " ".join(_unit_word(word) for word in words)
 
 

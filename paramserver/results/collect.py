@@ -93,7 +93,7 @@ class Result:
 
 
 async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: str, timeline: int) -> Result:
-    """Gather everything from the servers, whose channels come in the order of their indices.
+    """Gather weights and state from the servers, whose channels come in the order of their indices.
 
     Raises UnavailableError if the shards do not come to hold the same contributions within 5 s.
     """
@@ -106,12 +106,12 @@ async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: 
         versions = sorted({result.version for result in pulled})
         if same(pulled) or time.monotonic() > deadline:
             break
-        await asyncio.sleep(_LOOK_S)  # some shard may still be at work on what has been handed in
+        await asyncio.sleep(_LOOK_S)  # a shard may still be at work on contributions that were handed in
     if not same(pulled):
         held = "different versions" if len(versions) > 1 else "different contributions, in as many updates"
         raise errors.UnavailableError(
             f"the servers hold {held} ({versions}): "
-            "a worker was lost between two servers, and nobody did its work again"
+            "a worker was lost between two servers, and no worker did its work again"
         )
     layout = plan.layout
     tensors = [bytearray(p.elements * itemsize(layout.segments[p.segment].dtype)) for p in layout.placements]

@@ -78,6 +78,6 @@ async def _gathered(
         ]
     finally:
         await asyncio.gather(*(channel.close() for channel in channels))
-    if any(one.backup or not one.active for one in stats):  # its counters are not those of the shard
+    if any(one.backup or not one.active for one in stats):  # this server no longer has the counters of the shard
         raise MovedError("a shard has moved to another server while the result was gathered")
     return result, stats

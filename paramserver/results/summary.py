@@ -24,9 +24,9 @@ def summarise(
     result: Result,
     restarts: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Everything a summary holds. ``servers``: what the shards count now, ``status``: what the coordinator knows.
+    """All entries of a summary. ``servers``: the present counts of the shards. ``status``: of the coordinator.
 
-    ``restarts``: how often processes were started again, by name; None where nobody starts them again.
+    ``restarts``: how often processes were started again, by name; None if no launcher starts them again.
     """
     shards = list(servers)
     workers = [process for process in status.processes if process.role == "worker"]
@@ -94,7 +94,7 @@ def staleness_of(consistency: types_pb2.Consistency) -> int | str | None:
 
 
 def blame_of(status: coordinator_pb2.StatusResponse) -> dict[str, Any]:
-    """Which workers and servers made steps wait: the worst steps, who was held at the bound, phases of workers."""
+    """Workers and servers that made steps wait: the worst steps, workers held at the bound, phases of workers."""
     workers = [process for process in status.processes if process.role == "worker"]
     return describe_blame(status.blame) | {
         "phases": {process.name: describe_phases(process.phases) for process in workers}
@@ -124,7 +124,7 @@ def not_counted(status: coordinator_pb2.StatusResponse, shards: Sequence[shard_p
 
 
 def metrics_of(workers: Iterable[coordinator_pb2.ProcessStatus]) -> dict[str, float]:
-    """The last value of each metric of the script, by name. Of several workers, the one of the lowest rank counts."""
+    """The last value of each metric of the script, by name. Of several workers, the lowest rank counts."""
     metrics: dict[str, float] = {}
     for process in sorted(workers, key=lambda p: int(p.name.rpartition("-")[2]), reverse=True):
         metrics.update(process.metrics)

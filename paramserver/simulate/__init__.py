@@ -1,1 +1,1 @@
-"""A cluster under a virtual clock: the real cores, with links, costs and stragglers that are only imagined."""
+"""A cluster under a virtual clock: the real cores, with simulated links, costs and stragglers."""

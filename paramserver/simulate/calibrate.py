@@ -41,7 +41,7 @@ _TIMEOUT_S, _RUN_S = 30.0, 120.0
 def calibrate() -> Costs:
     """Measure the costs of this machine, which takes a minute.
 
-    Raises UnavailableError if a process that is needed for it does not start.
+    Raises UnavailableError if a process that the calibration needs does not start.
     """
     call_s, local_call_s = _step_s("grpc", 1, _SMALL_STEPS) / 2, _step_s("shm", 1, _SMALL_STEPS) / 2
     with _peer() as peer:
@@ -54,7 +54,7 @@ def calibrate() -> Costs:
     sum_ns, check_ns, apply_ns = _arithmetic(1)
     threads = len(os.sched_getaffinity(0))
     sum_all, _, apply_all = _arithmetic(threads)
-    # What is left of a step on one host once the server's part is taken off.
+    # The time of a step on one host without the server's part.
     faster = max(1.0, (sum_ns + apply_ns["sgd"]) / (sum_all + apply_all["sgd"]))
     whole_ns = 1e9 * (_step_s("shm", _PARAMS, _LARGE_STEPS) - 2 * local_call_s) / _PARAMS
     costs = Costs(
@@ -76,7 +76,7 @@ def calibrate() -> Costs:
 
 
 def _frame_s(costs: Costs, step_s: float, cores: int) -> float:
-    """Seconds per chunk with which a simulated step takes as long as the measured one."""
+    """Seconds per chunk with which a simulated step takes as long as the measured step."""
     scenario = Scenario(
         workers=1,
         servers=1,
@@ -100,14 +100,14 @@ def _frame_s(costs: Costs, step_s: float, cores: int) -> float:
 
 
 def _step_s(transport: str, params: int, steps: int) -> float:
-    """Seconds of a step in which a worker computes nothing: a push and a pull, with all that workers do around them."""
+    """Seconds of a step without compute: a push and a pull, with the work of a worker around them."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "seconds"
         script = Path(__file__).with_name("probe.py")
         sizes = ["--workers", "1", "--servers", "1", "--store", "memory"]
         words = [*sizes, "--set", f"cluster.transport={transport}", "--", str(out), str(params), str(steps)]
         command = [sys.executable, "-m", "paramserver", "run", str(script), *words]
-        # The settings of this process are not those of the probe.
+        # The probe has settings of its own.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSERVER_")}
         environ["PARAMSERVER_CONFIG"] = ""
         try:
@@ -263,7 +263,7 @@ def _ns(work: Callable[[], object]) -> float:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """How long it takes: the median of a few times, after a first one that does not count."""
+    """Seconds of a call: the median of a few calls, after a first call that does not count."""
     work()
     times = []
     for _ in range(_REPEATS):

@@ -28,10 +28,10 @@ from paramserver.simulate.servers.placement import Means, Placement
 from paramserver.simulate.servers.rules import Published, Rules
 from paramserver.simulate.servers.shard import Shard
 
-# The model is cut into so many pieces at most, and all workers send so many in a step, since it is these that take time
-# to simulate; they are fewer only where links take more than this part of the time of a slice.
+# The largest numbers of pieces: of the model, and of all workers' pushes in a step. A simulation takes longer with more
+# pieces. There are fewer pieces only if links take more than this part of the time of a slice.
 _MOST, _FEWEST, _IN_ALL, _WORTH_IT = 256, 16, 8192, 0.02
-# This part of the steps, at the beginning, is left aside.
+# This part of the steps, at the beginning, does not count.
 _WARM_UP = 0.05
 
 
@@ -39,7 +39,7 @@ def simulate(scenario: Scenario) -> tuple[Outcome, Record]:
     """Simulate a job up to its last step; the outcome, and the records of single steps."""
     clock, record, seats = VirtualClock(), Record(), seating(scenario)
     versions = scenario.steps if scenario.sync else scenario.steps * scenario.slices
-    # Between hosts large models go over the network everywhere, so that gradients leave during the backward pass.
+    # Between hosts, large models go over the network to all servers, so that gradients leave during the backward pass.
     apart = len({*seats.workers, *seats.servers}) > 1 and scenario.nbytes >= EARLY_PUSH_BYTES
     shared = shares_memory(scenario) and not apart
     hosts = {
@@ -149,7 +149,7 @@ class _Publishing:
         self._newest, self._made = [0] * shards, Counter[int]()
 
     def __call__(self, one: Published) -> None:
-        """A new primary publishes again what the former one may have published."""
+        """A new primary publishes its newest version again, which the former primary may have published."""
         for version in range(self._newest[one.shard] + 1, one.version + 1):
             self._newest[one.shard] = version
             self._made[version] += 1

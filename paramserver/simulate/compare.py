@@ -1,4 +1,4 @@
-"""A job's communication by formula, beside that of other schemes; and when another scheme is the better choice."""
+"""A job's communication by formula, beside the communication of other schemes; when another scheme is faster."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from paramserver.simulate import formulas
 from paramserver.simulate.scenario import Scenario
 from paramserver.simulate.units import milliseconds
 
-# A difference that is smaller than this part says nothing.
+# A difference that is smaller than this part does not count.
 _WORTH_IT = 0.05
 
 
 def by_formula(scenario: Scenario) -> dict[str, float]:
     """Seconds per step of communication alone, by scheme, for the given number of servers.
 
-    Nothing where workers share a host: the formulas are those of workers that have a link each.
+    Empty if workers share a host: the formulas are for workers that have a link each.
     """
     if scenario.workers_per_host > 1:
         return {}
@@ -41,8 +41,8 @@ def backups(scenario: Scenario) -> str:
 def advice(scenario: Scenario) -> str | None:
     """A sentence if the formulas say that a synchronous step takes less time with all-reduce than with these servers.
 
-    The formulas are those of machines that differ in nothing and have one process each. So nothing is said of jobs with
-    stragglers, of asynchronous ones, and where processes share a machine; beside workers, servers are no slower.
+    The formulas are for equal machines that have one process each. So there is no sentence for jobs with stragglers,
+    for asynchronous jobs, and if processes share a machine. Servers beside workers are no slower than all-reduce.
     """
     together = scenario.servers_per_host > 1 or scenario.workers_per_host > 1
     alike = not (scenario.stragglers or scenario.hosts or scenario.with_server or together)

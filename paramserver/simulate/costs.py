@@ -20,18 +20,18 @@ STATE = {"sgd": 0, "momentum": 1, "adamw": 2}
 class Costs:
     """Costs of one machine.
 
-    ``call_s``: a small push or pull there and back, with the worker's work around it, in seconds; of which ``serve_s``
-    keeps the server from anything else.
-    ``push_bytes_s``, ``pull_bytes_s``: bytes per second that the transport moves where no link limits it.
-    ``sum_ns``: to add one contribution, ``apply_ns``: to apply an update, by optimizer; nanoseconds per parameter.
-    ``check_ns``: to look whether a contribution is finite, ``hand_ns``: other work of a worker on its own gradients and
-    on new weights; nanoseconds per parameter. ``parallel``: how many times as fast arithmetic gets with all threads
-    there are, since memory is what limits it.
-    ``frame_s``: of a processor, for a chunk that travels over gRPC, at both ends together; besides, ``send_ns`` and
-    ``take_ns`` for each byte.
+    ``call_s``: seconds of a small push or pull there and back, with the worker's work around it. ``serve_s``: the part
+    of these seconds in which the server is busy.
+    ``push_bytes_s``, ``pull_bytes_s``: bytes per second that the transport moves if no link limits it.
+    ``sum_ns``: to add one contribution; ``apply_ns``: to apply an update, by optimizer. Nanoseconds per parameter.
+    ``check_ns``: to look whether a contribution is finite; ``hand_ns``: other work of a worker on its own gradients and
+    on new weights. Nanoseconds per parameter. ``parallel``: how many times as fast arithmetic is with all threads of
+    the machine, since memory limits it.
+    ``frame_s``: seconds of a processor for a chunk that travels over gRPC, at both ends together. ``send_ns``,
+    ``take_ns``: further nanoseconds for each byte.
     ``local_call_s``, ``local_serve_s``: of a call between processes that share memory.
-    ``uneven``: by how much the shares differ that connections have of a link (coefficient of variation);
-    it is not measured by a calibration, but chosen so that steps between emulated hosts come out right.
+    ``uneven``: how much the shares of connections differ on a link (coefficient of variation). A calibration does not
+    measure it: the value was chosen so that steps between emulated hosts are predicted well.
     """
 
     call_s: float = 0.002
@@ -57,16 +57,16 @@ class Costs:
         return self.apply_ns[optimizer]
 
     def call(self, near: bool) -> tuple[float, float]:
-        """Seconds of a call, and of its server, which may be ``near``: on the same host and with the same memory."""
+        """Seconds of a call, and of its server. ``near``: the server is on the same host and shares memory."""
         return (self.local_call_s, self.local_serve_s) if near else (self.call_s, self.serve_s)
 
     def faster(self, threads: int) -> float:
-        """How many times as fast so many threads do arithmetic."""
+        """How many times as fast as one thread so many threads do arithmetic."""
         return max(1.0, min(float(threads), self.parallel))
 
 
 def save(costs: Costs, path: Path) -> None:
-    """Write them as JSON. Raises ConfigError if that cannot be done."""
+    """Write the costs as JSON. Raises ConfigError if the file cannot be written."""
     try:
         path.write_text(json.dumps(asdict(costs), indent=2) + "\n")
     except OSError as error:
@@ -74,7 +74,7 @@ def save(costs: Costs, path: Path) -> None:
 
 
 def load(path: Path) -> Costs:
-    """Read what :func:`save` wrote. Raises ConfigError if the file holds no costs."""
+    """Read a file of :func:`save`. Raises ConfigError if the file holds no costs."""
     try:
         said = json.loads(path.read_text())
     except OSError as error:

@@ -1,5 +1,5 @@
 """The other process of a calibration: takes pushes, answers pulls with as many bytes, until its input ends.
-To each line it answers with the seconds that it has used of a processor.
+The process answers each line of its input with the processor seconds that it has used.
 
 python -m paramserver.simulate.echo
 """
@@ -19,7 +19,7 @@ from paramserver.transport.grpc import serve
 from paramserver.v1 import shard_pb2
 
 CHUNK_BYTES, CHUNKS = 4 << 20, 16
-# What one push or pull moves.
+# Bytes of one push or pull.
 NBYTES = CHUNK_BYTES * CHUNKS
 
 _PAYLOAD = bytes(CHUNK_BYTES)
@@ -32,7 +32,7 @@ def frames_of(first: shard_pb2.PushHeader | shard_pb2.PullHeader, chunks: int) -
 
 
 class Echo:
-    """Calls of a shard without a shard; those that are not measured fail."""
+    """Calls of a shard without a shard. Calls that are not measured fail."""
 
     def __init__(self) -> None:
         self._frames: list[Frame] = []
@@ -41,7 +41,7 @@ class Echo:
         return _unknown
 
     async def push(self, frames: AsyncIterator[AnyFrame]) -> shard_pb2.PushResponse:
-        """Take a contribution in, as far as its frames are read."""
+        """Take a contribution: read its frames."""
         async for raw in frames:
             split_frame(raw)
         return shard_pb2.PushResponse()

@@ -15,13 +15,13 @@ _EVENT = re.compile(r"([a-z]+):(?:server-)?([0-9]{1,4})@(.+)")
 class Kind(enum.StrEnum):
     """A kind of event at a server."""
 
-    # Its process dies: its connections close.
+    # The server's process dies: its connections close.
     KILL = "kill"
-    # Its machine is cut off from all others: only its lease ends.
+    # The server's machine is cut off from all others: only the lease ends.
     CUT = "cut"
-    # It comes back, without its shards.
+    # The server comes back, without its shards.
     START = "start"
-    # An operator lets it leave.
+    # An operator lets the server leave.
     DRAIN = "drain"
 
 
@@ -37,7 +37,7 @@ class ServerEvent:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that changed the placement, in words. ``event``: it was wished for; it did not follow from others."""
+    """A change of the placement, in words. ``event``: a planned event caused it directly."""
 
     at_s: float
     text: str
@@ -55,7 +55,7 @@ def parse(text: str) -> ServerEvent:
 
 
 def check(events: tuple[ServerEvent, ...], servers: int, replicas: int) -> None:
-    """Refuse what cannot happen to these servers. Raises ConfigError."""
+    """Refuse events that cannot happen to these servers. Raises ConfigError."""
     there = set(range(servers))
     for event in sorted(events, key=lambda one: one.at_s):
         where = f"--event is {event.text}, but"
@@ -63,7 +63,7 @@ def check(events: tuple[ServerEvent, ...], servers: int, replicas: int) -> None:
             raise ConfigError(f"{where} the servers are server-0 to server-{servers - 1}")
         if not replicas:
             raise ConfigError(
-                f"{where} no server has a copy of a shard of another one: the job would go back to a checkpoint, which "
+                f"{where} no server has a copy of another server's shard: the job would go back to a checkpoint, which "
                 "is not simulated; add --replicas 1 and have 2 or more servers"
             )
         if (event.kind is Kind.START) == (event.server in there):

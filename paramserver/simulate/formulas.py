@@ -26,7 +26,7 @@ def dedicated(
 
 
 def enough_servers(workers: int, bytes_: float, bandwidth: float, step_s: float, *, replicas: int = 0) -> int:
-    """The fewest servers on hosts of their own with which links need no longer than this, if both ways overlap.
+    """The fewest servers on hosts of their own with which links need at most ``step_s``, if both ways overlap.
 
     ``step_s`` is at least the time that a link needs for the model.
     """

@@ -1,4 +1,4 @@
-"""A job of one worker that computes next to nothing: the time of a step is that of its calls and bytes.
+"""A job of one worker that computes almost nothing: the time of a step is the time of its calls and bytes.
 
 Started by a calibration as `paramserver run probe.py -- FILE PARAMETERS STEPS`; writes the seconds per step, without
 computing, to FILE.
@@ -19,19 +19,19 @@ from torch.utils.data import DataLoader, TensorDataset
 import paramserver as ps
 
 SKIPPED = 10
-# In place of computing. After a pause a call takes longer than among many others.
+# Seconds of a pause in place of computing. After a pause a call takes longer than among many other calls.
 PAUSE_S = 0.01
 
 
 class Weights(nn.Module):
-    """So many parameters, whose gradient is a number times ones."""
+    """A model of so many parameters, whose gradient is a number times ones."""
 
     def __init__(self, params: int) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.ones(params))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x``: any shape; a scalar comes out."""
+        """``x``: any shape. Returns a scalar."""
         return x.sum() * self.weights.sum()
 
 

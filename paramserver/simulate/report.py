@@ -20,12 +20,12 @@ _BAR = 30
 # Rows of a histogram; neighbouring numbers share a row if there are more.
 _ROWS = 12
 _WIDTH = 22
-# A difference that is smaller than this part says nothing.
+# A difference that is smaller than this part does not count.
 _WORTH_IT = 0.05
 
 
 def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
-    """The lines that are printed. ``batch``: samples in a slice; 0: not known."""
+    """The printed lines. ``batch``: samples in a slice; 0: not known."""
     lines = [_headline(scenario), ""]
     step = 1000 / outcome.steps_per_s
     name = "step" if scenario.sync else f"{scenario.slices} slices"
@@ -54,7 +54,7 @@ def table(scenario: Scenario, outcome: Outcome, batch: int = 0) -> list[str]:
 
 
 def host_tier(outcome: Outcome, apart: Outcome) -> str:
-    """Whether one push and one pull per host pay. ``apart``: the outcome if each worker pushes and pulls by itself."""
+    """Whether one push and one pull per host are faster. ``apart``: the outcome of pushes and pulls by each worker."""
     ratio = outcome.steps_per_s / apart.steps_per_s
     said = f"{apart.steps_per_s:.4g} steps/s if each worker pushed and pulled by itself"
     if ratio >= 1 + _WORTH_IT:
@@ -76,7 +76,7 @@ def events(record: Record) -> list[str]:
 
 
 def wait_at(record: Record, at_s: float) -> float | None:
-    """Seconds from the last version before this moment to the first one after it; None: there is none after it."""
+    """Seconds from the last version before this moment to the first version after it. None: no later version."""
     after = bisect_right(record.published_at, at_s)
     if after == len(record.published_at):
         return None
@@ -120,7 +120,7 @@ def costs_table(costs: Costs) -> list[str]:
 
 
 def as_json(scenario: Scenario, outcome: Outcome, record: Record, found: Suggestion | None) -> dict[str, Any]:
-    """Everything: the scenario, the outcome, each version, and the numbers of servers if they were asked for."""
+    """The scenario, the outcome, each version, and the numbers of servers if they were asked for."""
     said = asdict(scenario)
     said["consistency"] = str(scenario.consistency)
     said["stragglers"] = [one.text for one in scenario.stragglers]
@@ -187,7 +187,7 @@ def _where(scenario: Scenario) -> str:
 
 
 def _histogram(outcome: Outcome) -> list[str]:
-    """How many updates of others a contribution did not know of."""
+    """A histogram: updates of other workers between a slice's weights and its own update."""
     lines = ["", "updates of others between a slice's weights and its own update:"]
     numbers = sorted(outcome.behind)
     width = max(1, -(-(numbers[-1] - numbers[0] + 1) // _ROWS)) if numbers else 1

@@ -25,8 +25,8 @@ class Scenario:
 
     ``params``: float32 parameters, of the optimizer ``optimizer``. ``compute_s``: seconds that an ordinary worker takes
     for a slice. ``bandwidth``: of the link of every host, bytes per second in each direction. ``slices``: per step;
-    asynchronous mode has no steps, there it is how many slices are counted as one. ``steps``: how many to simulate.
-    ``moves``: idle workers take slices of others, as they do when there is a data set.
+    in asynchronous mode, the number of slices that count as one step. ``steps``: the number of steps to simulate.
+    ``moves``: idle workers take slices of other workers, as in a job with a data set.
 
     ``chunk_bytes``: 0: chosen by ``link_mbps``, or, if that is 0, by ``bandwidth``.
 
@@ -133,7 +133,7 @@ class Scenario:
 
 @dataclass(slots=True)
 class Record:
-    """The records of a simulation. Versions are those that every server has published."""
+    """The records of a simulation. They have only versions that every server has published."""
 
     # Of each version: when it was published, the chain of its time, and the worker whose contribution came last.
     published_at: list[float] = field(default_factory=list)
@@ -141,13 +141,13 @@ class Record:
     last_worker: list[int] = field(default_factory=list)
     # When each worker began and ended each of its slices, in order.
     spans: list[list[tuple[float, float]]] = field(default_factory=list)
-    # Asynchronous: how many updates of others came between the weights of a slice and its own update.
+    # Asynchronous mode: updates of other workers between the weights of a slice and its own update.
     behind: Counter[int] = field(default_factory=Counter)
     max_clock_spread: int = 0
-    # Servers that died, came and left, and what followed; the contributions that were brought again for that reason.
+    # Servers that died, came and left, and the consequences; contributions that were brought again for that reason.
     happened: list[Happening] = field(default_factory=list)
     again: int = 0
-    # Slices that were counted, computed by others than their owners, and brought a second time.
+    # Slices that were counted; computed by other workers than their owners; brought a second time.
     applied: int = 0
     moved: int = 0
     repeated: int = 0

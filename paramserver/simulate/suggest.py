@@ -1,4 +1,4 @@
-"""How many servers a job should have: it is simulated with several numbers of them."""
+"""The best number of servers for a job, found by simulations with several numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEPS, _FEWEST, _BLOCKS = 60, 8, 40_000
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """So many on hosts of their own, and so many beside workers: none, or one for each."""
+    """Numbers of servers: on hosts of their own, and beside workers (none, or one for each worker)."""
 
     alone: int
     beside: int = 0
@@ -30,7 +30,7 @@ class Suggestion:
 
 
 def numbers(workers: int) -> list[int]:
-    """The numbers of servers to try, up to one per worker: more help no link."""
+    """The numbers of servers to try, up to one per worker: further servers help no link."""
     steps = [1, 2, 3, 4, 6]
     while steps[-1] < workers:
         steps.append(steps[-2] * 2)
@@ -41,8 +41,8 @@ def numbers(workers: int) -> list[int]:
 def suggest(scenario: Scenario, replicas: int = 0) -> Suggestion:
     """Simulate the job with several numbers of servers; between hosts also with servers beside workers.
 
-    Among those that are good enough, fewer machines are preferred; servers beside workers count as one.
-    ``replicas``: the backups of each shard, or as many as there are other servers if that is less.
+    Among the numbers that are fast enough, the number with the fewest machines is best. Servers beside workers count as
+    one machine. ``replicas``: the backups of each shard, or the number of other servers if that is less.
     """
     alone = numbers(scenario.workers)
     tried = [Servers(number) for number in alone]

@@ -49,7 +49,7 @@ def parse(url: str, password_file: str = "") -> Address:
         raise _malformed(where, "write redis://user:password@host:6379/0, with odd characters as %41") from None
     for name in query:
         if name not in _QUERY:
-            raise _malformed(where, f"of what may follow the question mark, it has something other than {_list()}")
+            raise _malformed(where, f"its query has a name other than {_list()}")
     if parts.fragment:
         raise _malformed(where, "a # in a password is written %23")
     user = unquote(parts.username or "") or query.get("username", "")

@@ -52,19 +52,19 @@ class StoreFacts:
     # 0: no limit
     maxmemory_bytes: int = 0
     maxmemory_policy: str = ""
-    # Whether it writes every change to disk.
+    # Whether the store writes every change to disk.
     persistence: bool | None = None
-    # How far its clock is ahead of ours.
+    # Seconds that the store's clock is ahead of ours.
     clock_offset_s: float | None = None
     warnings: list[str] = field(default_factory=list)
-    # Why it must not be used; empty: it may.
+    # Reasons why the store must not be used; empty if it may be used.
     refusal: str = ""
 
 
 class Store(Protocol):
-    """Values by key, and the lease of the job's leader. All belong to the store's prefix; others' keys are not touched.
+    """Values by key, and the lease of the job's leader. All keys have the store's prefix; other keys are not touched.
 
-    Every method raises StoreError when the store cannot be used, TransientStoreError when it may help to try again.
+    Every method raises StoreError when the store cannot be used, TransientStoreError when another attempt may help.
     """
 
     @property
@@ -77,10 +77,10 @@ class Store(Protocol):
         ...
 
     async def save(self, key: str, value: bytes, expected: int, term: int = 0) -> int:
-        """Write if the key's revision is still ``expected`` (0: there is no such key); returns the new revision.
+        """Write if the key's revision is still ``expected`` (0: the key does not exist). Returns the new revision.
 
-        ``term``: the writer's, 0 if it leads nothing. Raises ConflictError if the revision is another one, FencedError
-        if the store knows a higher term; then nothing changes.
+        ``term``: the writer's, 0 if it is no leader. Raises ConflictError if the key has another revision, FencedError
+        if the store knows a higher term. After an error the value is unchanged.
         """
         ...
 
@@ -92,7 +92,7 @@ class Store(Protocol):
         """Take or extend the leadership for ``ttl_s`` from now, by the store's clock. Safe to repeat.
 
         ``token``: secret name of this candidate. ``holder``: address to show to others. ``floor``: the highest term
-        known elsewhere. ``term`` 0: become the leader under a new term, above all that are known. Otherwise: go on
+        known elsewhere. ``term`` 0: become the leader under a new term, above all known terms. Otherwise: go on
         under this term, also when the lease ran out or the store forgot it; refused if a higher term is known. The
         holder of a lease keeps the lease. Another candidate gets the holder's term and address, unless the candidate's
         term is higher, which happens when the store came back with an older state. The term in the answer is the term
@@ -122,7 +122,7 @@ class Store(Protocol):
 
 
 def redacted(url: str) -> str:
-    """The URL without its secrets, for messages: no user, no password, no query; rather too little than too much."""
+    """The URL without its secrets, for messages: no user, no password, no query."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url if "@" not in url else "…"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paramserver.store.base import StoreFacts
 
 # The lowest patch release of each line that has the fixes of these flaws of the Lua interpreter. Lines after the last
-# one had them from their beginning.
+# line of the table had the fixes from their beginning.
 FLAWS = "CVE-2025-49844, CVE-2025-46817 and CVE-2025-46818"
 FIXED: dict[str, dict[tuple[int, int], int]] = {
     "redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
@@ -40,7 +40,7 @@ def judge(info: Mapping[str, object] | None, clock_offset_s: float | None, where
         warnings.append(
             f"the store at {where} is {kind.capitalize()} {version or '(unknown version)'}, older than the fixes of "
             f"{FLAWS}, by which any user who may run scripts can take over the server: update to {lowest} or later, "
-            "unless your distribution has brought them"
+            "unless your distribution has added the fixes"
         )
     persistence = None if "aof_enabled" not in info else bool(_number(info, "aof_enabled"))
     if persistence is False:
@@ -61,7 +61,7 @@ def judge(info: Mapping[str, object] | None, clock_offset_s: float | None, where
 
 
 def has_fixes(kind: str, version: str) -> bool:
-    """Whether this release has the fixes of FLAWS. Unknown versions have not."""
+    """Whether this release has the fixes of FLAWS. Unknown versions count as without fixes."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if match is None:
         return False

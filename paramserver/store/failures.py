@@ -21,7 +21,7 @@ class ForbiddenError(StoreError):
 
 
 # A pattern in the error, the class for the caller, and the sentence.
-# {where}: the server, {what}: what was asked, {text}: what it said.
+# {where}: the server, {what}: the wanted operation, {text}: the server's text.
 _ROWS: tuple[tuple[str, type[StoreError], str], ...] = (
     (
         r"NoPermissionError|\bNOPERM\b|ACL failure|user executing the script can't|unknown command",
@@ -70,7 +70,7 @@ _ROWS: tuple[tuple[str, type[StoreError], str], ...] = (
     (
         r"OutOfMemoryError|\bOOM\b",
         TransientStoreError,
-        "the store at {where} is full: raise its maxmemory, or remove keys that nobody needs",
+        "the store at {where} is full: raise its maxmemory, or remove keys that no program needs",
     ),
     (
         r"\bMISCONF\b",
@@ -80,12 +80,12 @@ _ROWS: tuple[tuple[str, type[StoreError], str], ...] = (
     (
         r"\bBUSY\b|\bUNKILLABLE\b",
         TransientStoreError,
-        "the store at {where} is busy with somebody's script: wait, or end that with SCRIPT KILL",
+        "the store at {where} is busy with another client's script: wait, or end the script with SCRIPT KILL",
     ),
     (
         r"max number of clients",
         TransientStoreError,
-        "the store at {where} has too many clients: raise its maxclients, or close some",
+        "the store at {where} has too many clients: raise its maxclients, or close some clients",
     ),
     (
         r"DB index|Invalid Database",
@@ -115,7 +115,7 @@ def explain(
 ) -> StoreError:
     """The error to raise in place of ``error``. None of ``secrets`` is in its text.
 
-    ``before``: an error that the caller was handling already, and that has nothing to do with this one.
+    ``before``: an earlier error that the caller was handling already, and that is not the cause.
     """
     history = list(_history(error, before))
     found = "\n".join(f"{type(one).__name__}: {one}" for one in history)

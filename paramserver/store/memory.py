@@ -1,4 +1,4 @@
-"""A store that lives and dies with the process: for tests, and for a job that needs none."""
+"""A store that ends with the process: for tests, and for a job that needs no lasting store."""
 
 from __future__ import annotations
 

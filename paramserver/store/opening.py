@@ -12,7 +12,7 @@ def open_store(url: str, prefix: str, password_file: str = "") -> Store:
     """The store at ``url``: "memory", "redis://host:6379/0", "rediss://…" (TLS), or "unix:///path/to/socket?db=0".
 
     ``prefix`` begins all its keys there. ``password_file`` holds the password, which is then not in the URL. Nothing is
-    connected yet. Raises ConfigError if the URL is none of these, or a file it names cannot be used.
+    connected yet. Raises ConfigError if the URL has another form, or if a file that it names cannot be used.
     """
     if url == "memory":
         from paramserver.store.memory import MemoryStore

@@ -1,7 +1,7 @@
 """A store in a Redis or Valkey server, of any version from 6.2 on, through redis-py 5 to 8.
 
-The commands used are those of the user in docs/store.md. A call whose connection breaks is sent once more: the scripts
-know a request that they have done already. A server that cannot be reached is not tried twice.
+docs/store.md lists the commands that this file uses. A call whose connection breaks is sent once more: the scripts
+recognise a request that they have done already. A server that cannot be reached is not tried twice.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class RedisStore:
         return answer
 
     async def _call(self, what: str, *command: str | bytes | int, text: str = "") -> Any:
-        """Send a command, ``text`` being that of its script. Raises the StoreError that explains what went wrong."""
+        """Send a command. ``text``: of its script. Raises a StoreError with the reason if the command fails."""
         self.operations += 1
         before = sys.exception()
         try:
@@ -152,7 +152,7 @@ class RedisStore:
 
 
 class _UnreachableError(RedisConnectionError):
-    """No connection came about. Its cause says why."""
+    """No connection could be made. The cause of this error has the reason."""
 
 
 class _OnceConnection(AbstractConnection):

@@ -67,7 +67,7 @@ return 0
 # Take or extend the leadership.
 #   KEYS  the leader, the term
 #   ARGV  token, holder, lease in ms, term (0: a new one), highest term known elsewhere
-#   returns  {1 or 0: leads, term, holder, what is left of the lease in ms}
+#   returns  {1 or 0: leads, term, holder, the rest of the lease in ms}
 LEAD = Script("""
 local leader = redis.call('HMGET', KEYS[1], 'token', 'holder')
 local left = redis.call('PTTL', KEYS[1])
@@ -113,9 +113,9 @@ end
 return 0
 """)
 
-# Who leads.
+# The present leader.
 #   KEYS  the leader, the term
-#   returns  {term, holder, what is left of the lease in ms}, or {} if nobody does
+#   returns  {term, holder, the rest of the lease in ms}, or {} if there is no leader
 LEADER = Script("""
 local holder = redis.call('HGET', KEYS[1], 'holder')
 local left = redis.call('PTTL', KEYS[1])

@@ -1,1 +1,1 @@
-"""Means to test training programs and paramserver itself: faults that are planned, fire, and are counted."""
+"""Tests of training programs and of paramserver itself under planned faults, which strike and are counted."""

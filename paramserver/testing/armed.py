@@ -1,4 +1,4 @@
-"""A process that suffers the faults of a plan, at its places in the code and in its calls, and that strikes others.
+"""A process that suffers the faults of a plan, at its places in the code and in its calls, and strikes other processes.
 
 A fault of a process ("process = ...") is carried out by the process of the run that first comes to its step.
 """
@@ -31,13 +31,13 @@ class Armed:
 
     def __init__(self, plan: Plan, name: str, fired: FiredLog, processes: ProcessBook) -> None:
         self.name = name
-        # The latest step that a place has told of.
+        # The latest step that a place has named.
         self.step = -1
         self._plan = plan
         self._fired = fired
         self._processes = processes
         self._lock = threading.Lock()
-        # How often each fault's place was reached here, or its call made.
+        # How often this process reached the place of each fault, or made its call.
         self._seen: Counter[int] = Counter()
         # Faults of processes that are not carried out yet, as far as this process knows.
         self._open = {number: fault for number, fault in enumerate(plan.faults) if fault.kind == "process"}
@@ -81,7 +81,7 @@ class Armed:
         return None
 
     def _turn(self, number: int, fault: Planned) -> bool:
-        """Count this time, and say whether it is one to strike."""
+        """Count this visit. Returns whether the fault strikes now."""
         with self._lock:
             self._seen[number] += 1
             seen = self._seen[number]
@@ -131,7 +131,7 @@ class Armed:
             threading.Thread(target=self._keep_time, name="faults", daemon=True).start()
 
     def _strike_other(self, number: int, fault: Planned) -> None:
-        """Strike the process that is meant; one that is not there is struck when it is back."""
+        """Strike the planned process. A process that is not there is struck when it is back."""
         pid = self._processes.alive(fault.who)
         if pid is None:
             return

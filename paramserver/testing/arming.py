@@ -1,4 +1,4 @@
-"""Arms a process with a plan of faults, if two variables of the environment say so: one alone does nothing (J22)."""
+"""Arms a process with a plan of faults if two variables of the environment are set. One of them is not enough (J22)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paramserver import failpoints
 
 # The path of the plan.
 ENV_PLAN = "PARAMSERVER_INTERNAL_CHAOS_PLAN"
-# The second one, set by `paramserver chaos` and by tests only.
+# The second variable, set by `paramserver chaos` and by tests only.
 ENV_FLAG = "PARAMSERVER_INTERNAL_CHAOS"
 FLAG = "armed"
 
@@ -32,10 +32,10 @@ def note_process(name: str, pid: int) -> None:
 
 
 def arm_if_told(name: str) -> bool:
-    """Arm this process if the environment says so; whether it is armed now. Every process of a job calls this when it
-    starts. ``name``: "worker-1", "coordinator".
+    """Arm this process if both variables are set. Returns whether it is armed. Every process of a job calls this
+    function when it starts. ``name``: "worker-1", "coordinator".
 
-    Raises ConfigError if the plan is none.
+    Raises ConfigError if the file holds no plan.
     """
     path = os.environ.get(ENV_PLAN, "")
     if not path:

@@ -44,8 +44,8 @@ class Options:
 def chaos(command: Sequence[str], options: Options, say: Callable[[str], None]) -> int:
     """Run ``command`` (the arguments of paramserver, beginning with "run") under faults; returns the exit code.
 
-    0 if the run ended well, all faults struck and the result is that of the run without faults; else the exit code of
-    the run, or 1. Raises ConfigError for commands that it cannot run, ParamServerError if the twin fails.
+    0 if the run ended well, all faults struck and the result equals that of the run without faults; else the exit code
+    of the run, or 1. Raises ConfigError for commands that it cannot run, ParamServerError if the twin fails.
     """
     check_command(command)
     with tempfile.TemporaryDirectory(prefix="paramserver-chaos-", ignore_cleanup_errors=True) as directory:
@@ -53,13 +53,15 @@ def chaos(command: Sequence[str], options: Options, say: Callable[[str], None]) 
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raises ConfigError unless it is a run that begins anew."""
+    """Raises ConfigError unless the command is a run that begins anew."""
     if list(command[:1]) != ["run"]:
         raise errors.ConfigError(
-            'what is to run stands after "--", as in: paramserver chaos --seed 7 --faults 20 -- run train.py'
+            'the command to run comes after "--", as in: paramserver chaos --seed 7 --faults 20 -- run train.py'
         )
     if any(word.partition("=")[0] == "--resume" for word in _Words.of(command).others):
-        raise errors.ConfigError("a run under faults begins anew, since it is compared with another one: no --resume")
+        raise errors.ConfigError(
+            "a run under faults begins anew, since it is compared with another run: leave out --resume"
+        )
 
 
 @dataclass(frozen=True, slots=True)

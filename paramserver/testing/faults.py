@@ -26,13 +26,13 @@ class Fault(enum.Enum):
 
     # The peer never hears of the call.
     DROP_REQUEST = "drop"
-    # The peer does all that was asked (of a download: begins to answer), the caller does not hear of it.
+    # The peer carries the call out (a download: begins to answer), and the caller gets no answer.
     LOSE_REPLY = "lose_reply"
     # The peer gets the request twice, at the same time; the caller sees one of the answers.
     DUPLICATE = "duplicate"
-    # The call starts late; others overtake it.
+    # The call starts late, and other calls overtake it.
     DELAY = "delay"
-    # The call starts when a later call of the same method has been answered, or in the end all the same.
+    # The call starts when a later call of the same method has been answered, and at the latest after ``delay_s``.
     REORDER = "reorder"
     # An upload breaks off before its end. Other calls: as DROP_REQUEST.
     CUT_UPLOAD = "cut"
@@ -59,7 +59,7 @@ class CallFaults:
 
     @property
     def quiet(self) -> bool:
-        """Whether no call is to suffer anything just now."""
+        """Whether no call is to suffer a fault at the moment."""
         return False
 
     def repeats(self, method: str) -> bool:
@@ -92,7 +92,7 @@ class CallFaults:
                 self._held.remove(held)
 
     def answered(self, method: str) -> None:
-        """A call has come to its end: those held back for it may go on."""
+        """A call has come to its end: calls that were held back for it may go on."""
         for name, overtaken in self._held:
             if name == method:
                 overtaken.set()
@@ -134,9 +134,9 @@ class FaultyChannel:
         attempt: Callable[[], Awaitable[Message]],
         cut_short: Callable[[], Awaitable[Message]] | None = None,
     ) -> Message:
-        """The answer of a call, made by ``attempt``, after what is planned for ``method``.
+        """The answer of a call, made by ``attempt``, after the planned fault of ``method``.
 
-        ``cut_short``: makes the call so that it breaks off before its end; None: it is a single message.
+        ``cut_short``: makes a call that breaks off before its end; None: the call is a single message.
         """
         where, hit, deadline = await self._begin(method, timeout, cut_short is None)
         fault = hit.fault if hit is not None else None
@@ -216,7 +216,7 @@ class FaultyChannel:
 
 
 class _FaultyNeighbour:
-    """Unary calls over a socket, which suffer what those of a ``channel`` to the same peer suffer."""
+    """Unary calls over a socket, which suffer the same faults as calls of a ``channel`` to the same peer."""
 
     def __init__(self, inner: Neighbour, channel: FaultyChannel, faults: CallFaults) -> None:
         self._inner, self._channel, self._faults = inner, channel, faults
@@ -227,7 +227,7 @@ class _FaultyNeighbour:
         return self._faults.quiet and self._inner.undisturbed
 
     async def call(self, method: str, request: Message, *, timeout: float) -> Message:
-        """See `base.Neighbour`. A push or a pull suffers what is planned for pushes or pulls."""
+        """See `base.Neighbour`. A push or a pull suffers the faults that are planned for pushes or pulls."""
         named = _named(method, request)
         return await self._channel.suffer(named, timeout, lambda: self._inner.call(method, request, timeout=timeout))
 
@@ -257,14 +257,14 @@ def _endless(frames: Sequence[AnyFrame], where: str) -> Iterable[AnyFrame]:
 
 
 async def _next(answers: AsyncGenerator[T, None]) -> tuple[T, ...]:
-    """The next answer, or nothing after the last one."""
+    """The next answer, or None after the last answer."""
     async for answer in answers:
         return (answer,)
     return ()
 
 
 async def given_up(work: asyncio.Future[Any]) -> None:
-    """Cancel ``work`` unless it has ended, and wait for its end, however it ends."""
+    """Cancel ``work`` unless it has ended, and wait for its end, with or without an error."""
     if not work.done():
         work.cancel()
         await asyncio.wait([work])

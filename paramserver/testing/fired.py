@@ -18,7 +18,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """A fault that has struck. ``fault``: its place in the plan; ``step``: -1 if nobody knows; ``at``: wall clock."""
+    """A fault that has struck. ``fault``: its place in the plan; ``step``: -1 if not known; ``at``: wall clock."""
 
     fault: int
     who: str

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One place. ``role`` reaches it; ``steps``: it says on which step; ``error``: what an error there means.
+    """One place in the code. ``role``: the processes that reach the place. ``steps``: whether the place names its step.
 
-    ``when``: what has happened by then, for the documentation. ``replicas``: only shards with backups come there.
+    ``error``: the meaning of an error at the place. ``when``: the state of the process at the place, for the page.
+    ``replicas``: only shards with backups reach the place.
     """
 
     role: str
     when: str
     steps: bool = True
-    # "": an error makes no sense there, since nobody asks again.
+    # "": no errors at this place, since no caller would ask again.
     error: str = ""
     replicas: bool = False
 
@@ -34,9 +35,9 @@ PLACES: Mapping[str, Place] = {
     # torch updates weights and optimizer state of a chunk in one call, so there is no place between them.
     "apply.after_weights_before_opt": Place("server", "weights and state of one chunk are new, nothing is published"),
     "commit.before_log": Place("server", "the next version is about to be published"),
-    "commit.after_log_before_reply": Place("server", "it is published, and nobody has been told"),
+    "commit.after_log_before_reply": Place("server", "the next version is published, and no worker has been told"),
     "forward.before": Place("server", "a primary is about to send a version to its backups", replicas=True),
-    "forward.received": Place("server", "a backup has received it, and not answered", replicas=True),
+    "forward.received": Place("server", "a backup has received a version, and not answered", replicas=True),
     "forward.before_ack": Place("server", "a primary is about to wait for its backups", replicas=True),
     "forward.after_ack": Place("server", "all backups have answered, nothing is published", replicas=True),
     "promote.before": Place("server", "a backup is about to become the primary", replicas=True),
@@ -45,10 +46,10 @@ PLACES: Mapping[str, Place] = {
     "catch_up.after_chunks": Place("server", "a primary has sent a new backup some chunks", replicas=True),
     "reply.drop": Place("server", "a contribution is counted, the answer not sent", error=_ASKED_AGAIN),
     "ckpt.tmp_open": Place("server", "the temporary file is open", error=_STORAGE),
-    "ckpt.mid_write": Place("server", "a part of it is written", error=_STORAGE),
-    "ckpt.before_fsync": Place("server", "all of it is written", error=_STORAGE),
-    "ckpt.before_rename": Place("server", "it is on the disk under its temporary name", error=_STORAGE),
-    "ckpt.before_dirsync": Place("server", "it has its name", error=_STORAGE),
+    "ckpt.mid_write": Place("server", "a part of the file is written", error=_STORAGE),
+    "ckpt.before_fsync": Place("server", "the whole file is written", error=_STORAGE),
+    "ckpt.before_rename": Place("server", "the file is on the disk under its temporary name", error=_STORAGE),
+    "ckpt.before_dirsync": Place("server", "the file has its final name", error=_STORAGE),
     "ckpt.shard_done": Place("server", "one server's part is done"),
     "ckpt.manifest": Place("coordinator", "all parts are done, the manifest is about to be written", error=_STORAGE),
     "ckpt.pointer": Place("coordinator", "the manifest is written, the pointer not", error=_STORAGE),
@@ -60,8 +61,8 @@ PLACES: Mapping[str, Place] = {
     ),
     "coord.before_timeline": Place("coordinator", "the job is about to go back to a checkpoint", steps=False),
     "coord.after_timeline": Place("coordinator", "the job has gone back to a checkpoint", steps=False),
-    "restore.before_load": Place("server", "it is about to read its part of a checkpoint", steps=False),
-    "restore.after_load": Place("server", "its part is read, and not published", steps=False),
+    "restore.before_load": Place("server", "a server is about to read its part of a checkpoint", steps=False),
+    "restore.after_load": Place("server", "a server's part is read, and not published", steps=False),
     "slice.leased": Place("coordinator", "slices are leased, the worker has not heard", False, _ASKED_AGAIN),
     "slice.before_done": Place("coordinator", "finished slices are about to be noted", False, _ASKED_AGAIN),
     "redis.before_script": Place("coordinator", "a script is about to run in the store", steps=False),

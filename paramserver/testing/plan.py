@@ -35,12 +35,12 @@ _MAX_S = 600.0
 class Planned:
     """One fault.
 
-    ``kind``: "at" (a place in the code), "call" (messages of a kind) or "process"; ``what``: its name, or a pattern of
-    names ("ckpt.*"). ``who``: the member that it strikes, or a pattern; of a call, the caller. ``step``: only on this
-    step; of a call, from this step on; of a process, once the job has reached it; None: on any. ``nth``: not before a
-    process gets there for the n-th time. ``times``: how often at most in the whole run, over all processes that begin
-    anew (0: no limit). ``seconds``: how long it lasts. ``share``: of these calls, which part. ``after_s``: since the
-    first step.
+    ``kind``: "at" (a place in the code), "call" (messages of a kind) or "process". ``what``: the name of the place,
+    call or process, or a pattern of names ("ckpt.*"). ``who``: the member that the fault strikes, or a pattern; of a
+    call, the caller. ``step``: only on this step; of a call, from this step on; of a process, when the job has reached
+    this step; None: on any step. ``nth``: not before a process reaches the place for the n-th time. ``times``: how
+    often at most in the whole run, over all processes that begin anew (0: no limit). ``seconds``: the duration of the
+    fault. ``share``: the part of the calls that is hit. ``after_s``: seconds since the first step.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Planned:
     after_s: float | None = None
 
     def strikes(self, kind: str, what: str, who: str) -> bool:
-        """Whether it is meant for ``what`` in the process ``who``."""
+        """Whether the fault is planned for ``what`` in the process ``who``."""
         return self.kind == kind and fnmatchcase(what, self.what) and fnmatchcase(who, self.who)
 
     def __str__(self) -> str:
@@ -179,7 +179,7 @@ def _check_call(entry: Mapping[str, Any], what: str, do: str, who: str, where: s
     if not any(fnmatchcase(method, what) for method in METHODS):
         raise ConfigError(f"{where}: there is no call {what!r}; the calls are {', '.join(METHODS)}")
     if who == "store":
-        raise ConfigError(f"{where}: the store calls nobody; name who calls")
+        raise ConfigError(f"{where}: the store makes no calls; name the caller")
 
 
 def _check_process(entry: Mapping[str, Any], what: str, do: str, who: str, where: str) -> None:

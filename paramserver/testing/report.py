@@ -39,7 +39,7 @@ class Report:
 
     @property
     def balance(self) -> int | None:
-        """Contributions counted beyond those of the twin (below 0: lost ones); None if that is not known."""
+        """Contributions counted beyond those of the twin (below 0: lost contributions); None if it is not known."""
         if self.summary is None or self.twin is None:
             return None
         return int(self.summary["contributions_applied"]) - int(self.twin["contributions_applied"])

@@ -21,7 +21,7 @@ _SERVER_PLACES = (
     "commit.after_log_before_reply",
     "reply.drop",
 )
-# A server without parameters never comes here.
+# Places that a server without parameters never reaches.
 _APPLY_PLACES = ("apply.mid", "apply.after_weights_before_opt")
 _PUSHES = ("drop", "lose_reply", "delay", "duplicate", "reorder", "cut")
 _PULLS = ("drop", "lose_reply", "delay", "duplicate")
@@ -40,9 +40,9 @@ class Shape:
 
 
 def made(seed: int, faults: int, shape: Shape, kinds: Sequence[str] = KINDS) -> Plan:
-    """A plan of so many faults of these ``kinds`` ("network", or the role that is struck). All of them can come about.
+    """A plan of so many faults of these ``kinds`` ("network", or the role that is struck). All of them can strike.
 
-    Raises ConfigError for kinds that there are none of.
+    Raises ConfigError for unknown kinds.
     """
     for kind in kinds:
         if kind not in KINDS:

@@ -110,7 +110,7 @@ def test_a_server_that_runs_somebodys_script(server: RedisServer) -> None:
                         await store.ping()
                     except TransientStoreError as error:
                         said = str(error)
-                assert said.endswith("is busy with somebody's script: wait, or end that with SCRIPT KILL")
+                assert said.endswith("is busy with another client's script: wait, or end the script with SCRIPT KILL")
             finally:
                 admin.script_kill()
                 spinning.join(DEADLINE_S)

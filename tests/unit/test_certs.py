@@ -72,7 +72,7 @@ def test_a_certificate_is_for_one_role_both_ways(role: str, home: Path) -> None:
 
 def test_nothing_is_overwritten(home: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in home.iterdir()}
-    with pytest.raises(errors.ConfigError, match="is not empty, and nothing in it is overwritten"):
+    with pytest.raises(errors.ConfigError, match="is not empty, and is not overwritten"):
         certs.init(home)
     assert {path.name: path.read_bytes() for path in home.iterdir()} == before
     (tmp_path / "empty").mkdir(mode=0o755)

@@ -125,9 +125,9 @@ def test_the_first_dashes_belong_to_chaos_and_the_second_to_the_run() -> None:
             "no kind of fault 'disk'",
         ),
         (["--plan", "/nowhere/p", "--", "run", "x.py"], "the plan /nowhere/p cannot be read"),
-        (["--seed", "1", "--faults", "1"], 'what is to run stands after "--"'),
-        (["--seed", "1", "--faults", "1", "--", "status"], 'what is to run stands after "--"'),
-        (["--seed", "1", "--faults", "1", "--", "run", "--resume", "ckpt"], "no --resume"),
+        (["--seed", "1", "--faults", "1"], 'the command to run comes after "--"'),
+        (["--seed", "1", "--faults", "1", "--", "status"], 'the command to run comes after "--"'),
+        (["--seed", "1", "--faults", "1", "--", "run", "--resume", "ckpt"], "leave out --resume"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(

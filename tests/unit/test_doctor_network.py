@@ -123,7 +123,7 @@ def test_nobody_leads() -> None:
         (UnavailableError("nobody answers"), "paramserver start coordinator"),
         (DeadlineError("no answer within 5 s"), "firewalls"),
         (DeniedError("permission denied"), "use the certificates and the token of that job"),
-        (VersionMismatchError("does not know this call"), "something else, or another release"),
+        (VersionMismatchError("does not know this call"), "another program, or another release"),
         (ConfigError("connecting takes TLS: make certificates"), "make certificates"),
     ],
 )

@@ -95,7 +95,7 @@ BAD = [
     ('[[fault]]\nat = "push.recv"\ndo = "stop"\nseconds = nan', "seconds is a number above 0"),
     ('[[fault]]\ncall = "Shard.Shove"\ndo = "drop"', "there is no call 'Shard.Shove'; the calls are Shard."),
     ('[[fault]]\ncall = "Shard.Push"\ndo = "kill"', "with call it is one of drop,"),
-    ('[[fault]]\ncall = "Shard.Push"\ndo = "drop"\nwho = "store"', "the store calls nobody"),
+    ('[[fault]]\ncall = "Shard.Push"\ndo = "drop"\nwho = "store"', "the store makes no calls"),
     ('[[fault]]\ncall = "Shard.Push"\ndo = "drop"\nshare = 1.5', "share is a number above 0, at most 1, not 1.5"),
     ('[[fault]]\nprocess = "worker-*"\ndo = "kill"\nstep = 1', "name one process, as worker-1"),
     ('[[fault]]\nprocess = "worker-1"\ndo = "kill"', "needs one of step and after_s"),

@@ -35,7 +35,11 @@ def hidden(error: BaseException) -> BaseException:
         (exceptions.OutOfMemoryError("command not allowed"), TransientStoreError, "is full"),
         (exceptions.ResponseError("Error running script: -OOM command not allowed"), TransientStoreError, "is full"),
         (exceptions.ResponseError("MISCONF Redis is configured to save"), TransientStoreError, "write to its disk"),
-        (exceptions.ResponseError("BUSY Redis is busy running a script"), TransientStoreError, "somebody's script"),
+        (
+            exceptions.ResponseError("BUSY Redis is busy running a script"),
+            TransientStoreError,
+            "another client's script",
+        ),
         (exceptions.ResponseError("MASTERDOWN Link with MASTER is down"), TransientStoreError, "lost its primary"),
         (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), TransientStoreError, "lost its primary"),
         (exceptions.ResponseError("MOVED 3999 127.0.0.1:6381"), StoreError, "is a Redis Cluster"),

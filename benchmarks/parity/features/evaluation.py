@@ -1,4 +1,4 @@
-"""Rows about what workers do together: they evaluate, share results, and agree."""
+"""Rows about work that workers share: evaluations, their results, and agreements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows about what models are made of."""
+"""Rows about layers and parameters of models."""
 
 from __future__ import annotations
 

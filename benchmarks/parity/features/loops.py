@@ -1,4 +1,4 @@
-"""Rows about the training loop: accumulation, clipping, precision, data, what the model does."""
+"""Rows about the training loop: accumulation, clipping, precision, data, behaviour of the model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Normed(Aligned):
 
 
 class Scores(nn.Linear):
-    """Scores without anything that would bound them."""
+    """Scores without a bound."""
 
     def __init__(self) -> None:
         super().__init__(FEATURES, 16, bias=False)

@@ -1,4 +1,4 @@
-"""Rows about optimizers and learning rates: all that torch has, and servers run."""
+"""Rows about learning-rate schedulers and optimizers of torch that servers run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def of_optimizer(name: str) -> Training:
 
 
 def title(name: str) -> str:
-    """How torch calls an optimizer, and what is special in this row."""
+    """The name of an optimizer in torch, and the special feature of this row."""
     first, _, flag = name.partition("-")
     kind = type(OPTIMIZERS[name](model_for(name).parameters())).__name__
     assert kind.lower() == first, name

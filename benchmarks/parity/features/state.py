@@ -32,18 +32,18 @@ def goes_on(side: Side, state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def state_after_an_epoch(side: Side) -> dict[str, Any]:
-    """What the side gives to be saved."""
+    """The state that a side gives for saving."""
     ONE(side)
     return side.state()
 
 
 def to_plain(side: Side) -> Tensors:
-    """An epoch on the side, and another one in plain torch from its state."""
+    """An epoch on the side, and another epoch in plain torch from the side's state."""
     return goes_on(Plain(SLICES), state_after_an_epoch(side))
 
 
 def from_plain(side: Side) -> Tensors:
-    """An epoch in plain torch, and another one on the side from its state."""
+    """An epoch in plain torch, and another epoch on the side from torch's state."""
     return goes_on(side, state_after_an_epoch(Plain(SLICES)))
 
 

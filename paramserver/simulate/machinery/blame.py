@@ -1,7 +1,7 @@
 """Where time goes: each event carries the chain of its waits, from the beginning up to itself.
 
-A chain is the seconds by part, and they add up to the present time: who waits for several takes over the chain of what
-came last. The difference between the chains of two versions says what the time between them was spent on.
+A chain has the seconds by part, which add up to the present time. A process that waits for several events takes over
+the chain of the last event. The difference between the chains of two versions is the time between them, by part.
 """
 
 from __future__ import annotations

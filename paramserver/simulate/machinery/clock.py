@@ -24,7 +24,7 @@ class Alarm:
 
 
 class VirtualClock:
-    """The time, in seconds. What is due at the same time happens in the order in which it was asked for."""
+    """The time, in seconds. Actions that are due at the same time happen in the order in which they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -32,21 +32,21 @@ class VirtualClock:
         self._numbers = itertools.count()
 
     def at(self, time: float, action: Callable[[], None]) -> Alarm:
-        """Let it happen at ``time``, which is not in the past."""
+        """Plan an action for ``time``, which is not in the past."""
         assert time >= self.now, f"{time} is over, it is {self.now}"
         alarm = Alarm(action)
         heapq.heappush(self._due, (time, next(self._numbers), alarm))
         return alarm
 
     def after(self, seconds: float, action: Callable[[], None]) -> Alarm:
-        """Let it happen in so many seconds."""
+        """Plan an action in so many seconds."""
         return self.at(self.now + seconds, action)
 
     def run(self, over: Callable[[], bool]) -> None:
-        """Go on until ``over``. Raises RuntimeError if nothing is left to happen before."""
+        """Go on until ``over``. Raises RuntimeError if no action is planned any more before that."""
         while not over():
             if not self._due:
-                raise RuntimeError(f"nothing happens any more after {self.now:g} s of virtual time: report this")
+                raise RuntimeError(f"no action is planned after {self.now:g} s of virtual time: report this")
             self.now, _, alarm = heapq.heappop(self._due)
             if alarm.action is not None:
                 alarm.action()
@@ -63,7 +63,7 @@ class Signal(Generic[T]):
         self._listener: Callable[[T], None] | None = None
 
     def set(self, value: T) -> None:
-        """The value is there; a later one is left aside."""
+        """Set the value. Later values are ignored."""
         if self.done:
             return
         self.done, self.value = True, value
@@ -71,7 +71,7 @@ class Signal(Generic[T]):
             self._listener(value)
 
     def then(self, listener: Callable[[T], None]) -> None:
-        """Tell this listener, in place of any other: now, if the value is there."""
+        """Call this listener, in place of any other, with the value: now if the value is there, else when it comes."""
         if self.done:
             listener(self.value)
         else:
@@ -83,7 +83,7 @@ Process = Generator[Signal[Any], Any, T]
 
 
 def start(process: Process[None]) -> None:
-    """Run a process. It goes on whenever the signal comes that it waits for."""
+    """Run a process. The process goes on when the signal that it waits for comes."""
 
     def go_on(value: Any) -> None:
         while True:
@@ -100,7 +100,7 @@ def start(process: Process[None]) -> None:
 
 
 def every(signals: Sequence[Signal[T]]) -> Signal[tuple[list[T], T]]:
-    """Comes with the last of them: all values in order, and that of the last. There is at least one."""
+    """A signal that comes with the last of one or more signals: all values in order, and the last value."""
     whole: Signal[tuple[list[T], T]] = Signal()
     left = len(signals)
 

@@ -1,4 +1,4 @@
-"""The processors of a host: whatever computes there at the same time shares them evenly."""
+"""The processors of a host: all threads that compute at the same time share them evenly."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from paramserver.simulate.machinery.clock import Alarm, VirtualClock
 
 
 class Cores:
-    """``count`` of them, without end if infinite. With more threads than cores all go on at the same, lower speed."""
+    """``count`` processors, possibly infinite. With more threads than cores all threads have the same lower speed."""
 
     def __init__(self, clock: VirtualClock, count: float = math.inf) -> None:
         self._clock, self._count = clock, count
-        # Of each task: the value of ``_got`` at which it is done, a number, its threads, what to call then.
+        # Of each task: the value of ``_got`` at which it is done, a number, its threads, the function to call then.
         self._tasks: list[tuple[float, int, float, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._threads = 0.0
-        # Seconds that a thread has computed which was here from the beginning, as of ``_since``.
+        # Seconds that a thread would have computed from the beginning until ``_since``.
         self._got, self._since = 0.0, 0.0
         self._alarm: Alarm | None = None
 
     def run(self, seconds: float, then: Callable[[], None], threads: float = 1.0) -> None:
-        """Compute for so long, if there are cores for all; then go on."""
+        """Compute for so many seconds, longer if there are too few cores; then call ``then``."""
         if math.isinf(self._count):
             self._clock.after(seconds, then)
             return
@@ -44,7 +44,7 @@ class Cores:
         self._since = self._clock.now
 
     def _expect(self) -> None:
-        """Be there when the first of them is done."""
+        """Plan an action for the end of the first task."""
         if self._alarm is not None:
             self._alarm.cancel()
         left = max(0.0, self._tasks[0][0] - self._got)
@@ -64,7 +64,7 @@ class Cores:
 
 
 class Thread:
-    """Does one piece of work at a time, first come first served; ``threads``: on how many cores at once."""
+    """Does one piece of work at a time, first come first served. ``threads``: the number of cores in use at once."""
 
     def __init__(self, cores: Cores, threads: float = 1.0) -> None:
         self._cores, self._threads = cores, threads
@@ -72,7 +72,7 @@ class Thread:
         self._busy = False
 
     def run(self, seconds: float, then: Callable[[], None]) -> None:
-        """One more piece of work, of so many seconds. Work of 0 seconds is done at once if nothing waits."""
+        """One more piece of work, of so many seconds. Work of 0 seconds is done at once if no other work waits."""
         if not seconds and not self._busy:
             then()
             return

@@ -1,8 +1,8 @@
 """Links of hosts: full duplex, so each host has one port that sends and one that receives, of the same bandwidth.
 
-What a call carries is a stream of blocks. A port shares its bandwidth among the streams that have something there, as
-TCP does: by their weights, which are equal only if TCP is fair. A block goes through both ports at the same time, as
-packets do, and where it has to wait at the second one, a switch holds it: there is room for all, and nothing is lost.
+The bytes of a call are a stream of blocks. A port shares its bandwidth among its waiting streams, as TCP does: by their
+weights, which are equal only if TCP is fair. A block goes through both ports at the same time, as packets do. If a
+block has to wait at the second port, a switch holds it. The switch has room for all blocks and loses none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stream:
     taken_by: Part
     weight: float = 1.0
     open: Callable[[], bool] = lambda: True
-    # Up to where, in bytes by weight, the two ports have been asked to serve it.
+    # Bytes by weight up to which the two ports have been asked to serve the stream.
     at_sender: float = 0.0
     at_receiver: float = 0.0
 
@@ -44,13 +44,13 @@ class Block:
     begun_at: float
     chain: Chain
     delivered: Callable[[Chain], None]
-    # When the sending port began with it, and when it is through there.
+    # When the sending port began with the block, and when the block is through this port.
     left_at: float = 0.0
     sent_at: float = 0.0
 
 
 class _Fair:
-    """Blocks in the order in which a port serves them: a stream that has had less, by its weight, comes first."""
+    """Blocks in the order in which a port serves them: the stream with the fewest served bytes by weight is first."""
 
     def __init__(self) -> None:
         self._blocks: list[tuple[float, int, Block]] = []
@@ -58,13 +58,13 @@ class _Fair:
         self._at = 0.0
 
     def push(self, block: Block, before: float) -> float:
-        """One more block of a stream that was served up to ``before``; up to where it is then."""
+        """Add a block of a stream that was served up to ``before``. Returns the position after this block."""
         at = max(self._at, before)
         heapq.heappush(self._blocks, (at, next(self._numbers), block))
         return at + block.nbytes / block.stream.weight
 
     def next(self) -> Block | None:
-        """The next one; None: there is none. Blocks of connections that are over are dropped."""
+        """The next block, or None. Blocks of closed connections are dropped."""
         while self._blocks:
             self._at, _, block = heapq.heappop(self._blocks)
             if block.stream.open():
@@ -82,7 +82,7 @@ class SendingPort:
         self._busy = False
 
     def send(self, block: Block) -> None:
-        """Begin with a block, beside those of other streams."""
+        """Begin with a block, beside the blocks of other streams."""
         block.stream.at_sender = self._blocks.push(block, block.stream.at_sender)
         if not self._busy:
             self._busy = True
@@ -130,8 +130,8 @@ class ReceivingPort:
     def _blamed(self, block: Block, began_at: float, took_s: float) -> Chain:
         """The chain of a block that this port began with at ``began_at``.
 
-        If the block has waited for this port longer than it takes itself, the time since this port has been busy is put
-        down to this port, and otherwise all of the time to the sending port.
+        If the block has waited for this port longer than it takes itself, the time since this port has been busy counts
+        for this port. Otherwise all of the time counts for the sending port.
         """
         now, stream = self._clock.now, block.stream
         if began_at - block.left_at <= took_s:

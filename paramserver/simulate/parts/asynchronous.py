@@ -16,7 +16,7 @@ class AsyncWorker:
     """Leased slices, one after the other, as fast as the staleness bound allows."""
 
     def __init__(self, member: Member, leases: SliceLeases, workers: int, early: bool = False) -> None:
-        """``early``: a contribution leaves while it is computed, from the second on."""
+        """``early``: a contribution leaves while it is computed, from the second contribution on."""
         self._member, self._leases, self._workers, self._early = member, leases, workers, early
         self._queue: deque[AsyncName] = deque()
         self._done: list[AsyncName] = []
@@ -26,7 +26,7 @@ class AsyncWorker:
         """Work without end."""
         member = self._member
         pending: Signal[list[AsyncName]] | None = None
-        early = False  # the first contribution shows which tensors one has
+        early = False  # the first contribution shows which tensors have gradients
         yield from self._pull()
         while True:
             if not self._queue:
@@ -60,7 +60,7 @@ class AsyncWorker:
         return answer
 
     def _pull(self) -> Process[None]:
-        """Pull for the present clock; a newcomer takes the highest of the servers' slowest clocks, and says so."""
+        """Pull for the present clock. A new worker takes the highest of the servers' slowest clocks, and reports it."""
         while True:
             want: Want = Joining() if self._clock is None else AtClock(self._clock)
             answers = yield from self._member.pull(want)

@@ -1,6 +1,6 @@
 """The one push and the one pull of a simulated host: the real decisions, and the time that calls and sums take.
 
-The first worker of a host has the seat, as `worker.host` calls it. It adds up what the workers of the host contribute,
+The first worker of a host has the seat (`worker.host`). This worker adds up the contributions of the host's workers,
 pushes the sums, and pulls each version once.
 """
 
@@ -40,7 +40,7 @@ class _Taker:
 
 
 class HostTier:
-    """Of one host with ``workers`` workers. ``keeper``: the worker with the seat. ``sum_s``: to add two gradients."""
+    """A host with ``workers`` workers. ``keeper``: the worker with the seat. ``sum_s``: of adding two gradients."""
 
     def __init__(self, clock: VirtualClock, keeper: Member, workers: int, costs: Costs, sum_s: float) -> None:
         self._clock, self._keeper, self._sum_s = clock, keeper, sum_s
@@ -65,7 +65,7 @@ class HostTier:
         self._call(member, member.chain, lambda chain: self._sum(told, chain))
 
     def offer(self, member: Member, name: SyncName) -> All:
-        """Have a contribution added to those of this host; comes when all servers have counted it."""
+        """Have a contribution added to the others of this host. The signal comes when all servers have counted it."""
         call, one = next(self._numbers), _Offer(member, name, Signal())
 
         def here(chain: Chain) -> None:
@@ -138,7 +138,7 @@ class HostTier:
     # ---- weights
 
     def asking(self, member: Member, version: int) -> tuple[All, Callable[[], None]]:
-        """Ask all servers which version there is, and take it from this host; see :meth:`Member.asking`."""
+        """Ask all servers for their version, and take this version from this host; see :meth:`Member.asking`."""
         found: All = Signal()
         off: list[Callable[[], None]] = []
 
@@ -170,7 +170,7 @@ class HostTier:
         return found, call_off
 
     def _take(self, member: Member, version: int) -> tuple[Signal[tuple[int, Chain]], Callable[[], None]]:
-        """``version`` or a later one, once it lies here; and a function that gives the question up."""
+        """The signal of ``version`` or a later version on this host, and a function that gives the question up."""
         call, one = next(self._numbers), _Taker(member, Signal())
         self._takers[call] = one
 
@@ -210,7 +210,7 @@ class HostTier:
     # ---- calls within the host
 
     def _call(self, member: Member, chain: Chain, then: Callable[[Chain], None]) -> None:
-        """A worker of this host calls the one with the seat."""
+        """A worker of this host calls the worker with the seat."""
         if member is self._keeper:
             then(chain)
             return
@@ -225,7 +225,7 @@ class HostTier:
         member.program.loop.run((self._call_s - self._serve_s) / 2, here)
 
     def _back(self, member: Member, chain: Chain, then: Callable[[Chain], None]) -> None:
-        """An answer is on its way. It comes when all effects of an event are performed, also if calls cost nothing."""
+        """Send an answer. It arrives when all effects of an event are performed, also if calls cost no time."""
         began_at = self._clock.now
 
         def there() -> None:
@@ -235,5 +235,5 @@ class HostTier:
         self._clock.after(0.0, lambda: member.program.loop.run(call_s, there))
 
     def _until_now(self, chain: Chain) -> Chain:
-        """Waiting for others of the host is put down to calls."""
+        """Waits for other workers of the host count as calls."""
         return longer(chain, Part.CALLS, max(0.0, self._clock.now - sum(chain)))

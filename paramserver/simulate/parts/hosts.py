@@ -12,7 +12,7 @@ from paramserver.simulate.machinery.cores import Cores, Thread
 from paramserver.simulate.machinery.links import Block, ReceivingPort, SendingPort, Stream
 from paramserver.simulate.parts.pieces import Piece
 
-# However uneven the shares of a link are, none is smaller than this part of an even one.
+# The smallest share of a link, as a part of an even share.
 _LEAST_SHARE = 0.25
 
 
@@ -25,7 +25,7 @@ class Host:
 
 
 class Program:
-    """A process: where it runs, the threads that send bytes and take them in, and that of its event loop.
+    """A process: its host, the threads that send bytes and take them in, and the thread of its event loop.
 
     ``part``: the part that is blamed if others wait for its link. ``shares``: it shares memory with others on its host.
     ``faster``: how many times as fast as one thread its arithmetic is.
@@ -35,7 +35,7 @@ class Program:
         self.host, self.part, self._shares, self._faster = host, part, shares, faster
         self.sends, self.takes, self.loop = (Thread(host.cores) for _ in range(3))
         self._arithmetic = Thread(host.cores, faster)
-        # False when the process is dead: nothing that it has sent arrives any more.
+        # False when the process is dead: none of its messages arrive any more.
         self.alive = True
 
     def compute(self, seconds: float, then: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class Program:
         self._arithmetic.run(seconds / self._faster, then)
 
     def near(self, other: Program) -> bool:
-        """Whether nothing travels between the two."""
+        """Whether no bytes travel between the two processes."""
         return self._shares and self.host is other.host
 
 
@@ -72,7 +72,7 @@ class Transfer:
         self._source, self._to, self._stream = source, to, stream
 
     def send(self, piece: Piece, chain: Chain, delivered: Callable[[Chain], None]) -> None:
-        """Send a piece after those before; ``delivered`` hears the chain."""
+        """Send a piece after the earlier pieces. ``delivered`` is called with the chain."""
         costs, began_at = self._costs, self._clock.now
         frames_s = costs.frame_s / 2 * piece.frames
 

@@ -51,7 +51,7 @@ class Member:
         self.versions = [0] * len(shards)
         # Contributions that this worker has brought again to shards that moved.
         self.again = 0
-        # By index: where each shard is, and the requests to it that are not over.
+        # By index: the server of each shard, and the open requests to it.
         self._shards, self._requests = list(shards), [list[Request]() for _ in shards]
         # Contributions that may be in no version yet: the pushes of each, by shard.
         self._unpublished: Unpublished[list[Push]] = Unpublished()
@@ -59,7 +59,7 @@ class Member:
         # When each slice was begun and done.
         self.spans: list[tuple[float, float]] = []
         self.assignment: Assignment | None = None
-        # How long it has waited for weights in the midst of the last slice.
+        # Seconds that this worker has waited for weights in the middle of the last slice.
         self.stalled_s = 0.0
         self._rests: list[Rest] = []
         self._begins = begins
@@ -127,7 +127,7 @@ class Member:
         request.to(self._shards[index])
 
     def begin(self, name: Name, clock: int) -> list[Push]:
-        """Begin a contribution to every shard, each worker with another one first."""
+        """Begin a contribution to every shard. Each worker begins with another shard."""
         count, nonce, pushes = len(self), next(self._nonces), list[Push]()
 
         def opened(index: int) -> Push:
@@ -150,7 +150,7 @@ class Member:
         return question.answer
 
     def complete(self, pushes: Sequence[Push], chain: Chain | None = None) -> All:
-        """Everything is computed: the rest of a contribution leaves. ``chain``: if it is not this worker's."""
+        """All gradients are computed: the rest of a contribution leaves. ``chain``: if it is not this worker's."""
         for push in pushes:
             push.ready(1.0, self.chain if chain is None else chain)
         return every([push.answer for push in pushes])
@@ -175,7 +175,7 @@ class Member:
         return _all([self._ask(index, want, ahead, self._begins, chain=chain) for index in range(len(self))])
 
     def headers(self, want: Want) -> tuple[All, Callable[[], None]]:
-        """Ask every shard which version there is; as :meth:`asking`."""
+        """Ask every shard for its version; as :meth:`asking`."""
         return _all([self._ask(index, want, bare=True) for index in range(len(self))])
 
     def _ask(
@@ -187,7 +187,7 @@ class Member:
         bare: bool = False,
         chain: Chain | None = None,
     ) -> Pull:
-        # Only a worker's own question says what the worker computes.
+        # Only a question for this worker alone names the slice that the worker computes.
         said = self.assignment if chain is None else None
         pull = Pull(self.program, self.ident, want, said, chain or self.chain, ahead, begins, bare)
         self._request(index, pull)
@@ -208,13 +208,13 @@ class Member:
         self._rests = [answer.rest for answer in answers if answer.rest is not None]
 
     def agreed(self, answers: list[Answer]) -> Process[list[Answer]]:
-        """One version, the same of all shards, as `worker.links` sees to it: the oldest, or a later one."""
+        """One version, the same of all shards, as in `worker.links`: the oldest version, or a later version."""
         answers, self.chain = yield from self.agree(answers, self.chain)
         self._takes(answers)
         return answers
 
     def agree(self, answers: list[Answer], chain: Chain, bare: bool = False) -> Process[tuple[list[Answer], Chain]]:
-        """The same without going on with these answers; and the chain up to the last of them. ``bare``: no weights."""
+        """Like :meth:`agreed`, but does not go on with the answers. Returns also their chain. ``bare``: no weights."""
         answers = list(answers)
         while len({answer.version for answer in answers}) > 1:
             oldest = min(answer.version for answer in answers)

@@ -1,4 +1,4 @@
-"""The pieces of a model: the chunks of a real plan, several of them together where they are many."""
+"""The pieces of a model: the chunks of a real plan, or groups of chunks if there are many."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Piece:
 
 
 def pieces_of(plan: Plan, most: int) -> list[list[Piece]]:
-    """The pieces of each shard, in the order of the layout; about ``most`` in all, but one for each that has any."""
+    """The pieces of each shard, in the order of the layout. About ``most`` in all, at least one for each used shard."""
     chunks = plan.layout.chunks
     together = -(-len(chunks) // max(1, most))
     found = []

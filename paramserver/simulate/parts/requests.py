@@ -20,10 +20,10 @@ class Request(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether nothing is expected of the shard any more."""
+        """Whether no answer of the shard is expected any more."""
 
     def to(self, shard: Shard) -> None:
-        """Make it there; earlier answers do not count from now on."""
+        """Make the request to this shard. Earlier answers do not count from now on."""
 
 
 class Push:
@@ -36,11 +36,11 @@ class Push:
         self.name, self.over = name, False
         self._facts = program, name, worker, base, clock
         self._heard, self._upload = heard, Upload((), lambda *_: None, True)
-        # How much of the backward pass is over, 0 to 1, and the chain up to then.
+        # The part of the backward pass that is over, 0 to 1, and the chain up to this moment.
         self._ready: tuple[float, Chain] = -1.0, NOTHING
 
     def to(self, shard: Shard) -> None:
-        """Bring it there, as far as it is computed."""
+        """Bring the computed part of the contribution to the shard."""
         upload = self._upload = shard.push(*self._facts)
         self.over = False
 
@@ -54,7 +54,7 @@ class Push:
         upload.ready(*self._ready)
 
     def ready(self, part: float, chain: Chain) -> None:
-        """This part of the backward pass is over, 0 to 1."""
+        """A part of the backward pass is over, from 0 to 1."""
         self._ready = part, chain
         self._upload.ready(part, chain)
 
@@ -81,14 +81,14 @@ class Pull:
 
     @property
     def over(self) -> bool:
-        """Called off, or answered with all weights."""
+        """Whether the question is called off, or answered with all weights."""
         if not self.answer.done:
             return self._called_off
         rest = self.answer.value.rest
         return rest is None or rest.complete
 
     def to(self, shard: Shard) -> None:
-        """Ask there: for the weights, or for the rest of them."""
+        """Ask the shard for the weights, or for the missing weights."""
         self._off()
         if not self.answer.done:
             signal, self._off = self._ask(shard, self._want, self._ahead, self._begins)

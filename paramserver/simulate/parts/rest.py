@@ -1,4 +1,4 @@
-"""The pieces of a version that are still to come when a simulated worker goes on, as in `worker.weights.rest`."""
+"""The missing pieces of a version when a simulated worker goes on, as in `worker.weights.rest`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Rest:
         return not self._left
 
     def all(self, chain: Chain) -> None:
-        """All pieces are here: another server of the shard has sent them."""
+        """All pieces have come: another server of the shard has sent them."""
         for piece in list(self._left):
             self.came(piece, chain)
 
     def until(self, part: float) -> Signal[Chain] | None:
-        """Comes when all is here that the forward pass needs before it is over to this part; None: that is so now."""
+        """A signal that all pieces for this part of the forward pass have come; None: they have come already."""
         self._part = part
         if not self._lacks():
             return None

@@ -1,4 +1,4 @@
-"""Which process is on which host, and how much of the model each server takes; decided as a coordinator does."""
+"""The host of each process, and the share of the model of each server, chosen as by a coordinator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Seating:
 
 
 def seating(scenario: Scenario) -> Seating:
-    """Raises ConfigError if the servers do not allow the placement that is asked for."""
+    """Raises ConfigError if the servers do not allow the wanted placement."""
     seats = _servers(scenario)
     layout = _layout(scenario)
     try:

@@ -1,15 +1,15 @@
-"""How long a worker takes for a slice, as a multiple of the usual. Seeded: the same words give the same numbers.
+"""The time of a worker for a slice, as a multiple of the usual time. Seeded: the same words give the same numbers.
 
     normal:0.05        normally distributed, with this coefficient of variation
     lognormal:0.25     lognormal, with this sigma
     exp:0.3            0.7 + an exponential time of mean 0.3; exp:1 is all exponential
     pareto:2.5         Pareto with this exponent, above 1
     rare:0.02x5        2 % of the slices take 5 times as long
-    slow:1x2           one worker (that of the highest rank) always takes twice as long
-    bursts:3x20        now and then 3 times as long for 20 slices; bursts:3x20@0.004 says with which probability a
+    slow:1x2           one worker (the worker of the highest rank) always takes twice as long
+    bursts:3x20        now and then 3 times as long for 20 slices; bursts:3x20@0.004 has the probability with which a
                        burst begins at a slice, which is 0.004 if it is left out
 
-The first four have a mean of 1, so that what is called the compute time stays its mean.
+The first four have a mean of 1, so the compute time remains the mean time of a slice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Straggler:
 
 
 def parse(text: str) -> Straggler:
-    """Read one of the forms above. Raises ConfigError for anything else."""
+    """Read one of the forms above. Raises ConfigError for other texts."""
     name, _, rest = text.partition(":")
     make = _MAKERS.get(name)
     try:

@@ -1,4 +1,4 @@
-"""A simulated synchronous worker: it performs the effects of the real state machine, in simulated time."""
+"""A simulated synchronous worker, which performs the effects of the real state machine in simulated time."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _Heard = tuple[list[Answer], Answer] | None
 
 
 class SyncWorker:
-    """The shell of one worker. ``moves``: slices may go to others.
+    """The shell of one worker. ``moves``: slices may go to other workers.
 
-    ``early``: a contribution leaves while it is computed, where it can. ``tier``: the one push and pull of its host.
+    ``early``: a contribution leaves while it is computed, if possible. ``tier``: the one push and pull of its host.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class SyncWorker:
         self._expected: tuple[int, ...] = ()  # the slices that the host was told of
         self._state = SyncWorkerState(len(member), member.ident, moves)
         self._leaving: tuple[int, list[requests.Push]] | None = None  # the slice that leaves while it is computed
-        self._asked_for: tuple[All, Callable[[], None]] | None = None  # the next version, asked for meanwhile
+        self._asked_for: tuple[All, Callable[[], None]] | None = None  # the open question for the next version
         self._pushes: list[All] = []
-        self.moved = 0  # slices of others that it has computed
+        self.moved = 0  # slices of other workers that this worker has computed
 
     def run(self) -> Process[None]:
         """Work without end."""
@@ -90,7 +90,7 @@ class SyncWorker:
         return effects
 
     def _tell(self, event: Event) -> Process[int | None]:
-        """Perform the effects of an event; the slice to compute, if that is next."""
+        """Perform the effects of an event. Returns the slice to compute, if a computation is next."""
         for effect in self._handle(event):
             match effect:
                 case Compute(slice_, unplanned):
@@ -115,7 +115,7 @@ class SyncWorker:
         return Answered(work.slice, work.complete)
 
     def _begin_early(self, slice_: int) -> Sequence[requests.Push]:
-        """Let a slice that is all of this worker's range leave while it is computed, as `Sender.begin_early` does."""
+        """Let the only slice of this worker's range leave while it is computed, as `Sender.begin_early` does."""
         if not self._early or not self._state.alone(slice_):
             return ()
         self._leaving = slice_, self._member.begin(self._name((slice_, slice_ + 1)), 0)
@@ -147,7 +147,7 @@ class SyncWorker:
         return SyncName(self._state.step, *node, self._of)
 
     def _wait(self, assignment: Assignment | None) -> Process[None]:
-        """Wait for the next version, or for a slice to compute meanwhile."""
+        """Wait for the next version, or for a slice to compute before it comes."""
         member = self._member
         pulling, call_off = self._ask_for_next(assignment)
         self._asked_for = None
@@ -197,5 +197,5 @@ class SyncWorker:
 
 
 def _waited(chain: Chain, seconds: float) -> Chain:
-    """Waiting before a question for work is put down to calls: nothing else keeps this worker."""
+    """Waits before a question for work count as calls, since no other part keeps this worker."""
     return longer(chain, Part.CALLS, seconds)

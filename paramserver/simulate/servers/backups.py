@@ -35,7 +35,7 @@ class Target(Protocol):
     program: Program
 
     def hold(self, content: Forwarded, pieces: Iterable[int], chain: Chain, then: Then) -> None:
-        """Hold what the next version is made of; ``then``: the backup holds it."""
+        """Hold the content of the next version. ``then`` is called when the backup holds it."""
 
     def whole(self, facts: Facts) -> None:
         """The last pieces are here."""
@@ -64,12 +64,12 @@ class _Content:
 
 @dataclass(slots=True, eq=False)
 class _Backup:
-    """One backup. ``has``: the pieces that it has when it has taken in what ``queue`` holds."""
+    """One backup. ``has``: the pieces that the backup has after all messages of ``queue``."""
 
     target: Target
     has: set[int]
     whole: bool
-    # Whether it was sent anything: from then on it is also sent what versions are made of.
+    # Whether pieces were sent to it: from the first piece on, the contents of versions are sent, too.
     begun: bool = True
     dropped: bool = False
     content: _Content | None = None
@@ -100,17 +100,17 @@ class Backups:
     # ---- which there are
 
     def there(self, target: Target) -> None:
-        """A backup that has all of the shard from the beginning."""
+        """Add a backup that has all of the shard from the beginning."""
         self._backups.append(_Backup(target, set(range(len(self._pieces))), whole=True))
 
     def begin(self, target: Target, mbps: float, told: Callable[[], None]) -> None:
-        """A new backup catches up, at ``mbps`` megabits a second; ``told`` is called when it has all of the shard."""
+        """Let a new backup catch up, at ``mbps`` megabits a second. ``told`` is called when it has all of the shard."""
         backup = _Backup(target, set(), whole=False, begun=False)
         self._backups.append(backup)
         self._next_group(backup, deque(groups([_Numbered(*one) for one in enumerate(self._pieces)])), mbps, told)
 
     def drop(self, target: Target) -> None:
-        """This backup is given up: versions that waited for it go on."""
+        """Give this backup up: versions that waited for it go on."""
         for backup in [one for one in self._backups if one.target is target]:
             self._backups.remove(backup)
             backup.dropped = True
@@ -120,7 +120,7 @@ class Backups:
     # ---- versions
 
     def ahead(self, draft: int, piece: int, chain: Chain) -> None:
-        """A piece of a draft is made: what it is made of leaves."""
+        """A piece of a draft is made: its content leaves."""
         for backup in self._backups:
             if backup.whole and not self._source.program.near(backup.target.program):
                 if backup.content is None or backup.content.draft != draft:
@@ -128,7 +128,7 @@ class Backups:
                 self._send(backup.content, piece, chain)
 
     def hold(self, content: Forwarded, draft: int, chain: Chain, then: Then) -> None:
-        """Send what the next version is made of. ``then`` is called when all backups hold it; ``draft``: it was one."""
+        """Send the content of the next version. ``then``: called when all backups hold it. ``draft``: it is a draft."""
         waits = [backup for backup in self._backups if backup.begun]
         left, last = len(waits), chain
         if not left:
@@ -144,7 +144,7 @@ class Backups:
             self._forward(backup, content, draft, chain, held)
 
     def between(self) -> None:
-        """No version is in the making just now."""
+        """No version is in the making at this moment."""
         todo, self._at_rest = self._at_rest, []
         for work in todo:
             work()
@@ -248,7 +248,7 @@ class Backups:
         at_rest()
 
     def _carry(self, to: Program, parts: Sequence[Piece], taken: Callable[[Chain, Then], None], then: Then) -> None:
-        """Bring parts in one call. Within a host they go through memory too: these calls are never shared memory."""
+        """Bring parts in one call. The bytes are copied also within a host: these calls never use shared memory."""
         transfer, left = self._network.open(self._source.program, to, self._costs.push_bytes_s), len(parts)
 
         def came(chain: Chain) -> None:

@@ -27,16 +27,16 @@ class Answer:
 
 
 class Upload:
-    """A contribution on its way to one shard; ``answer`` comes as the state machine says."""
+    """A contribution on its way to one shard. ``answer`` comes when the state machine gives it."""
 
     def __init__(self, pieces: Sequence[Piece], send: Callable[[int, Chain], None], all_at_once: bool) -> None:
         self.answer: Signal[Answer] = Signal()
-        # Those of which the backward pass makes the gradients last come last.
+        # Pieces whose gradients the backward pass makes last come last.
         self._left = sorted(range(len(pieces)), key=lambda piece: -pieces[piece].ready)
         self._pieces, self._send, self._all_at_once = pieces, send, all_at_once
 
     def ready(self, part: float, chain: Chain) -> None:
-        """This part of the backward pass is over, 0 to 1: the pieces that are ready leave."""
+        """A part of the backward pass is over, from 0 to 1: the pieces that are ready leave."""
         if self._all_at_once:
             if part >= 1.0:
                 self._send(0, chain)
@@ -47,7 +47,7 @@ class Upload:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """Weights on their way to a worker that asked: pieces of one draft (its number), or of a version that was none (0).
+    """Weights on their way to a worker that asked: pieces of a draft (its number), or of a version without a draft (0).
 
     ``answer`` is set when all are known.
     """

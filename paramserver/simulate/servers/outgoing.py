@@ -15,7 +15,7 @@ Answering = Callable[[Chain, Rest | None], None]
 
 
 class Outgoing:
-    """``pieces``: those of the shard."""
+    """``pieces``: the pieces of the shard."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
@@ -39,7 +39,7 @@ class Outgoing:
             answer(chain, delivery.rest)
 
     def ahead(self, call: Call, draft: int, piece: int, chain: Chain) -> None:
-        """A piece of a draft is made: it leaves if the worker has asked for that."""
+        """A piece of a draft is made: it leaves if the worker has asked for drafts."""
         if call.transfer is None or not (call.ahead and call.asked):
             return
         if call.delivery is None or call.delivery.draft != draft:

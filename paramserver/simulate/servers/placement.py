@@ -24,8 +24,8 @@ from paramserver.simulate.machinery.clock import VirtualClock
 from paramserver.simulate.parts.hosts import Program
 from paramserver.simulate.servers.shard import Shard
 
-# From the death of a process to the decision of the coordinator, which sees its connection close and finds that nothing
-# answers at its address: between the medians of both modes in docs/reliability.md.
+# From the death of a process to the decision of the coordinator, which sees the connection close and gets no answer at
+# the address of the process: between the medians of both modes on a busy machine. docs/reliability.md has newer ones.
 DETECTION_S = 0.15
 
 
@@ -137,7 +137,7 @@ class Placement:
 
     def _start(self, server: int) -> None:
         self._say(f"server-{server} comes")
-        self._gone(server)  # if nobody knows yet, the coordinator learns it now
+        self._gone(server)  # the coordinator learns of the loss at the latest now
         self._programs[server] = self._means.program(server)
         self._present.add(server)
         self._handle(ServersThere(self._present))

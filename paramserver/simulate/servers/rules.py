@@ -1,4 +1,4 @@
-"""Facts that all simulated shards of a job have in common, and what each of them reports."""
+"""Facts that all simulated shards of a job have in common, and the reports of a shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paramserver.simulate.parts.hosts import Network
 class Published:
     """A shard has published a version. ``chain``: of time; ``worker``: whose contribution came last.
 
-    ``behind``: asynchronous mode: the updates of others that the contribution did not know of.
+    ``behind``: asynchronous mode: updates of other workers between the contribution's weights and its own update.
     """
 
     shard: int

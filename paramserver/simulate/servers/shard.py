@@ -78,7 +78,7 @@ class Shard:
             self._open(0)
 
     def end(self) -> None:
-        """Nothing happens here any more."""
+        """End this copy of the shard."""
         self.alive = False
 
     def _open(self, version: int) -> None:
@@ -104,7 +104,7 @@ class Shard:
         self.state.begin_beside(told.consistency, told.clocks, told.floor, facts.version, facts.mark)
 
     def hold(self, content: Forwarded, pieces: Iterable[int], chain: Chain, then: Callable[[Chain], None]) -> None:
-        """The primary has sent what the next version of ``pieces`` is made of."""
+        """The primary has sent the content of the next version of ``pieces``."""
         if not (self.alive and self.state.backup):
             return
         if not self.state.active:
@@ -119,7 +119,7 @@ class Shard:
             then(chain)
 
     def promote(self) -> None:
-        """Become the primary, when the versions are made that the former primary has decided."""
+        """Become the primary when the versions that the former primary has decided are made."""
         self._happen(Promoted(self._rules.consistency), NOTHING)
         if not self.state.backup:
             self._lead(NOTHING)
@@ -272,7 +272,7 @@ class Shard:
             case AnswerPull(number, version, min_clock):
                 self._give(self._calls.pop(number), version, min_clock, chain)
             case Refuse(number, refusal, reason):
-                assert refusal is Refusal.GONE, f"a simulated worker did what none does: {reason}"
+                assert refusal is Refusal.GONE, f"a simulated worker made a call that real workers never make: {reason}"
                 self._calls.pop(number).answer.set(Answer(self.index, chain, gone=True))
             case Build():
                 self._build(effect, chain)
@@ -311,7 +311,7 @@ class Shard:
         self.program.compute(ns * 1e-9, done)
 
     def _ns(self, contributions: int) -> float:
-        """For each parameter, to add up and to apply; a backup is sent the sum."""
+        """Nanoseconds for each parameter, to add up and to apply. Backups get the sum."""
         return contributions * (0.0 if self.state.backup else self._costs.sum_ns) + self._rules.apply_ns
 
     def _drafting(self, event: drafts.Event, chain: Chain) -> bool:
