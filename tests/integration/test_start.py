@@ -117,7 +117,8 @@ def test_drain_and_stop(cluster: Cluster) -> None:
     workers = [cluster.worker(*PACED) for _ in range(2)]
     cluster.until_status("both train", lambda status: running(status, 2))
     tell = ("--job", cluster.job)
-    assert "there is no worker or server 'worker-7'" in complaint(cluster.place.paramserver("drain", "worker-7", *tell), 2)
+    nobody = complaint(cluster.place.paramserver("drain", "worker-7", *tell), 2)
+    assert "there is no worker or server 'worker-7'" in nobody
     assert "cannot leave" in complaint(cluster.place.paramserver("drain", "server-0", *tell), 2)
     assert "worker-1 has left" in cluster.place.paramserver("drain", "worker-1", *tell).check().out
     status = cluster.status()
