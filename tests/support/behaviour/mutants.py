@@ -9,8 +9,11 @@ from unittest import mock
 
 import torch
 
-from paramserver.core.work.slices import DataSpec, slice_indices
+from paramserver.core.work.slices import DataSpec
 from paramserver.worker import context
+from paramserver.worker.data import order
+from paramserver.worker.models import preparing
+from paramserver.worker.script import loader
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.optimizer import StepScheduler
 from paramserver.worker.script.state import NOTHING
@@ -48,12 +51,11 @@ def late_schedule() -> AbstractContextManager[object]:
 
 def other_order() -> AbstractContextManager[object]:
     """Samples come in the order of another seed."""
-    real = slice_indices
 
-    def indices(data: DataSpec, seed: int, epoch: int, index: int) -> list[int]:
-        return real(data, seed + 1, epoch, index)
+    def other(given: Any, data: DataSpec, seed: int, agree: Any) -> order.Order:
+        return order.order_of(given, data, seed + 1, agree)
 
-    return mock.patch("paramserver.worker.data.order.slice_indices", indices)
+    return mock.patch.object(loader, "order_of", other)
 
 
 def old_weights() -> AbstractContextManager[object]:
@@ -86,12 +88,12 @@ def no_refusal() -> AbstractContextManager[object]:
     def describe(given: Any, *others: Any) -> DataSpec:
         return DataSpec(max(1, len(given.dataset)), given.batch_size or 1)
 
-    return mock.patch.object(context, "describe_loader", describe)
+    return mock.patch.object(preparing, "describe_loader", describe)
 
 
 def lost_state() -> AbstractContextManager[object]:
     """The optimizer state that a script brings is dropped."""
-    return mock.patch.object(context, "bring", return_value=NOTHING)
+    return mock.patch.object(preparing, "bring", return_value=NOTHING)
 
 
 MUTANTS: dict[str, Mutant] = {
