@@ -37,6 +37,7 @@ from paramserver.coordinator.watching.blame import BlameWatch
 from paramserver.coordinator.watching.course import Course
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
+from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.watching.records import Records
 from paramserver.coordinator.watching.stalls import Stalls
@@ -135,6 +136,7 @@ class Job:
         self.recovery = Recovery(self)
         self.registry = ModelRegistry(self)
         self.schedule = Schedule(self)
+        self.main = Main(self)
         self.leasing = Leasing(self)
         self.mode_change = ModeChange(self)
         self.replication = Replication(self)
@@ -176,7 +178,7 @@ class Job:
 
     def worker_infos(self) -> list[types_pb2.WorkerInfo]:
         """The live workers, in the order of their places."""
-        return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.by_place()]
+        return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.main.places()]
 
     def shard_infos(self) -> list[types_pb2.ShardInfo]:
         """The shards whose primary is there, by index."""
@@ -220,6 +222,7 @@ class Job:
             placement=self.holders.number,
             shard_count=len(self.holders),
             carried_from=self.resizing.carried_from,
+            main=self.main.member,
         )
 
     def record(self) -> coordinator_pb2.JobRecord:
@@ -346,6 +349,7 @@ class Job:
 
     async def refresh(self) -> None:
         """Work out where the job stands, write it down, and tell all members."""
+        self.main.look()
         counted = Counted(self.missing(), self.registry.model is not None, self.registry.ready)
         if self.life.handle(counted) and self.life.phase is Phase.RUNNING:
             self.reports.started()
@@ -410,6 +414,7 @@ class Job:
         self.life.restore(record.view.timeline)
         self.schedule.restore(record)
         self.ending.restore(record)
+        self.main.restore(record)
         self.checkpoints.restore(record.checkpoint)
         self.recovery.restore(record)
         self.scaling.restore(record)
