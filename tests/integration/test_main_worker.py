@@ -10,7 +10,7 @@ import pytest
 from tests.support.integration.harness import Place, place_fixture
 from tests.support.integration.paced import counts
 
-SCRIPT = Path(__file__).parents[1] / "support" / "integration" / "scripts" / "saves.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "integration" / "saves.py"
 
 
 @pytest.fixture
