@@ -350,7 +350,10 @@ class Job:
     async def refresh(self) -> None:
         """Work out where the job stands, write it down, and tell all members."""
         self.main.look()
-        counted = Counted(self.missing(), self.registry.model is not None, self.registry.ready)
+        self.registry.look()
+        counted = Counted(
+            self.missing() or self.registry.waiting(), self.registry.model is not None, self.registry.ready
+        )
         if self.life.handle(counted) and self.life.phase is Phase.RUNNING:
             self.reports.started()
             log.info("running", consistency=str(self.consistency), slices_per_step=self.options.step_slices)

@@ -264,14 +264,16 @@ class Tally(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., handed_in: _Optional[int] = ..., counted: _Optional[int] = ..., late: _Optional[int] = ..., duplicate: _Optional[int] = ..., name: _Optional[str] = ..., lost: bool = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., unsent: _Optional[int] = ...) -> None: ...
 
 class RegisterModelRequest(_message.Message):
-    __slots__ = ("member", "model", "state_digest")
+    __slots__ = ("member", "model", "state_digest", "script")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_FIELD_NUMBER: _ClassVar[int]
     member: int
     model: _types_pb2.ModelSpec
     state_digest: str
-    def __init__(self, member: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., state_digest: _Optional[str] = ...) -> None: ...
+    script: bool
+    def __init__(self, member: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., state_digest: _Optional[str] = ..., script: bool = ...) -> None: ...
 
 class RegisterModelResponse(_message.Message):
     __slots__ = ("model", "shards", "layout_digest")

@@ -414,7 +414,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_first_weights_that_differ_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """As where only rank 0 loads a checkpoint. All workers begin with the weights of one of them."""
+    """As where only rank 0 loads a checkpoint. All workers begin with its weights."""
     begun: dict[int, Tensor] = {}
 
     def script(ctx: Context) -> None:
@@ -426,8 +426,9 @@ def test_first_weights_that_differ_are_said(capsys: pytest.CaptureFixture[str]) 
 
     train(script, 2, 2)
     assert torch.equal(begun[0], begun[1])
+    assert torch.equal(begun[0], Aligned().first.weight + 1), "those that the main worker has loaded"
     (warning,) = said(capsys)
-    assert "the job begins with the weights of another worker, which differ from this worker's in 'first." in warning
+    assert "begins with the weights of the main worker, and not with this worker's, which differ in 'first." in warning
     train(Script(), 2, 2)
     assert said(capsys) == []
 

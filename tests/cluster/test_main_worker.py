@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -162,3 +163,69 @@ def test_a_worker_that_comes_late_with_a_lower_rank_is_not_the_main_one() -> Non
         come.set()
         cluster.join([second])
         newcomer.join(time.monotonic() + 20.0)
+
+
+class Filled:
+    """Begins with weights that say which worker they are of. ``first``: what a worker does before ``ctx.prepare``."""
+
+    def __init__(self, first: Callable[[Context], object]) -> None:
+        self.first = first
+        self.begun: dict[int, float] = {}
+
+    def __call__(self, ctx: Context) -> None:
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(model.weight, float(ctx.rank))
+        self.first(ctx)
+        ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        self.begun[ctx.rank] = model.weight.item()
+
+
+@MODES
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_job_begins_with_the_weights_of_the_main_worker_whoever_comes_first(mode: str, late: int) -> None:
+    """So it is enough that rank 0 loads a checkpoint, as with DDP."""
+
+    def first(ctx: Context) -> None:
+        if ctx.rank == late:
+            until("the other one has registered its model", lambda: cluster.job.coordinator.job.registry.registered)
+
+    script = Filled(first)
+    with Cluster(2, 1, mode) as cluster:
+        cluster.train(script)
+    assert script.begun == {0: 0.0, 1: 0.0}
+
+
+def test_if_the_main_worker_dies_before_it_has_brought_weights_those_of_the_next_one_count() -> None:
+    def first(ctx: Context) -> None:
+        if ctx.rank == 0 and not died.is_set():
+            until("the other one has registered its model", lambda: cluster.job.coordinator.job.registry.registered)
+            died.set()
+            raise Died
+
+    script, died = Filled(first), threading.Event()
+    with Cluster(2, 1) as cluster:
+        workers = [cluster.start(script), cluster.start(script)]
+        cluster.join(workers[:1])
+        until(
+            "the death is noticed", lambda: not workers[1].alive or len(cluster.job.coordinator.job.main.places()) == 1
+        )
+        successor = Worker(cluster, 0, script, {})
+        cluster.join(workers[1:])
+        successor.join(time.monotonic() + 20.0)
+    assert script.begun == {0: 1.0, 1: 1.0}
+
+
+def test_who_waits_for_the_main_worker_says_so() -> None:
+    """Worker 0 has joined and does not come to ``ctx.prepare``."""
+    come = threading.Event()
+
+    def first(ctx: Context) -> None:
+        if ctx.rank == 0:
+            wait(come, "the status")
+
+    wanted = "the weights of worker-0, the main worker, which has not come to ctx.prepare of its model"
+    with Cluster(2, 1) as cluster:
+        workers = [cluster.start(Filled(first)), cluster.start(Filled(first))]
+        until("it is said", lambda: cluster.status().view.reason == wanted)
+        come.set()
+        cluster.join(workers)

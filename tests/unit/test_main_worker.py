@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paramserver.core.job.main_worker import Candidate, MainWorker, at_work
+from paramserver.core.job.main_worker import Candidate, MainWorker, at_work, uploader
 from paramserver.core.work.slices import assign
 
 THREE = [Candidate(11, 0), Candidate(12, 1), Candidate(13, 2)]
@@ -126,3 +126,20 @@ def test_at_most_one_script_comes_to_its_end_as_the_main_one() -> None:
                 asks = chance.choice(sorted(there))
                 there[asks] = there[asks] or main.member != asks
         assert len(saved) <= 1, seed
+
+
+@pytest.mark.parametrize(
+    ("able", "main", "scripts", "uploads"),
+    [
+        ([], 7, True, 0),
+        ([8], 7, True, 0),
+        ([8, 7], 7, True, 7),
+        ([8], 0, True, 0),
+        ([8, 7], 0, False, 8),
+        ([8], 7, False, 8),
+        ([8, 7], 7, False, 7),
+    ],
+)
+def test_version_0_is_that_of_the_main_worker(able: list[int], main: int, scripts: bool, uploads: int) -> None:
+    """Of clients it is that of the first one that brings arrays."""
+    assert uploader(able, main, scripts) == uploads

@@ -61,6 +61,19 @@ class MainWorker:
             self.member, self.through = 0, False
 
 
+def uploader(able: Sequence[int], main: int, scripts: bool) -> int:
+    """The member that uploads version 0, of those that are ``able`` to, in the order in which they came; 0: none yet.
+
+    ``scripts``: able members run a script, and version 0 is that of the main worker, whichever of them comes first.
+
+    >>> uploader([8, 7], main=7, scripts=True), uploader([8], main=7, scripts=True), uploader([8], 7, scripts=False)
+    (7, 0, 8)
+    """
+    if main in able:
+        return main
+    return able[0] if able and not scripts else 0
+
+
 def at_work(order: Sequence[int], main: int, slices: int) -> list[int]:
     """The order of places, in which the main worker has slices even if a step has fewer slices than workers.
 
