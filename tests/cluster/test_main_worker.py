@@ -215,6 +215,20 @@ def test_if_the_main_worker_dies_before_it_has_brought_weights_those_of_the_next
     assert script.begun == {0: 1.0, 1: 1.0}
 
 
+def test_if_the_main_worker_leaves_before_it_has_brought_weights_another_one_is_the_main_worker() -> None:
+    def leaves(ctx: Context) -> None:
+        until("both are there", lambda: ctx.world_size == 2)
+        ctx.engine.close(ended=True)  # as at the exit of a script
+
+    script = Filled(lambda ctx: until("the first one has left", lambda: ctx.world_size == 1 and ctx.is_main))
+    with Cluster(2, 1) as cluster:
+        workers = [cluster.start(leaves), cluster.start(script)]
+        until("it is the main worker", lambda: mains(workers[1]) == [1])
+        cluster.start(Filled(lambda ctx: None))
+        cluster.join()
+    assert script.begun == {1: 1.0}
+
+
 def test_who_waits_for_the_main_worker_says_so() -> None:
     """Worker 0 has joined and does not come to ``ctx.prepare``."""
     come = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paramserver.coordinator import ports
+from paramserver.core.job.life import BEFORE
 from paramserver.core.job.main_worker import Candidate, MainWorker, at_work
 from paramserver.core.job.membership import Member
 from paramserver.v1 import coordinator_pb2
@@ -30,8 +31,8 @@ class Main:
         self._core.look(candidates, self._job.options.step_slices, not self._begun)
 
     def leaving(self, request: coordinator_pb2.SessionRequest) -> None:
-        """A worker says goodbye, before it is a member no more."""
-        if request.finished or request.ended:
+        """A worker says goodbye, before it is a member no more. One that leaves before there are weights hands on."""
+        if (request.finished or request.ended) and self._job.life.phase not in BEFORE:
             self._core.leaves(request.member, request.not_main)
 
     def undone(self) -> None:
