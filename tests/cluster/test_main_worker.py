@@ -13,6 +13,7 @@ from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, Died, Worker, until, wait
 from tests.support.cluster.programs import Program, dataset
 
+# With long leases, so that a worker is lost only where a test has it die.
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 # 6 slices in an epoch.
 SAMPLES, BATCH = 48, 8
@@ -46,7 +47,7 @@ def test_the_code_after_training_is_done_once_by_workers_that_come_to_it_one_aft
         ctx.close()
         left[ctx.rank].set()
 
-    with Cluster(workers, 1, mode) as cluster:
+    with Cluster(workers, 1, mode, lease_s=60.0) as cluster:
         cluster.train(script)
     assert saved == [0]
 
@@ -69,7 +70,7 @@ def test_the_code_after_a_plain_loop_without_a_loader_is_done_once() -> None:
         ctx.engine.close(ended=True)  # as at the exit of a script
         left.set()
 
-    with Cluster(2, 1) as cluster:
+    with Cluster(2, 1, lease_s=60.0) as cluster:
         cluster.train(script)
     assert saved == [0]
 
@@ -92,7 +93,7 @@ def test_another_worker_saves_if_the_main_one_dies_before_it_has(mode: str) -> N
         if ctx.is_main:
             saved.append(ctx.rank)
 
-    with Cluster(2, 1, mode) as cluster:
+    with Cluster(2, 1, mode, lease_s=60.0) as cluster:
         workers = [cluster.start(dies), cluster.start(saves)]
         cluster.join(workers)
     assert saved == [1]
@@ -123,7 +124,7 @@ def test_a_worker_that_is_started_again_saves_if_the_others_have_passed_that_pla
         if ctx.is_main:
             saved.append(ctx.rank)
 
-    with Cluster(2, 1, mode) as cluster:
+    with Cluster(2, 1, mode, lease_s=60.0) as cluster:
         first, second = cluster.start(dies), cluster.start(passes)
         cluster.join([first])
         third = cluster.start(successor)
@@ -149,7 +150,7 @@ def test_a_worker_that_comes_late_with_a_lower_rank_is_not_the_main_one() -> Non
     def script(ctx: Context) -> None:
         Program(dataset(SAMPLES), BATCH, each=each)(ctx)
 
-    with Cluster(2, 1) as cluster:
+    with Cluster(2, 1, lease_s=60.0) as cluster:
         first = cluster.start(lambda ctx: Program(dataset(SAMPLES), BATCH, each=lambda ctx, _: dies(ctx))(ctx))
         second = cluster.start(script)
         cluster.join([first])
@@ -190,7 +191,7 @@ def test_the_job_begins_with_the_weights_of_the_main_worker_whoever_comes_first(
             until("the other one has registered its model", lambda: cluster.job.coordinator.job.registry.registered)
 
     script = Filled(first)
-    with Cluster(2, 1, mode) as cluster:
+    with Cluster(2, 1, mode, lease_s=60.0) as cluster:
         cluster.train(script)
     assert script.begun == {0: 0.0, 1: 0.0}
 
@@ -203,7 +204,7 @@ def test_if_the_main_worker_dies_before_it_has_brought_weights_those_of_the_next
             raise Died
 
     script, died = Filled(first), threading.Event()
-    with Cluster(2, 1) as cluster:
+    with Cluster(2, 1, lease_s=60.0) as cluster:
         workers = [cluster.start(script), cluster.start(script)]
         cluster.join(workers[:1])
         until(
@@ -221,7 +222,7 @@ def test_if_the_main_worker_leaves_before_it_has_brought_weights_another_one_is_
         ctx.engine.close(ended=True)  # as at the exit of a script
 
     script = Filled(lambda ctx: until("the first one has left", lambda: ctx.world_size == 1 and ctx.is_main))
-    with Cluster(2, 1) as cluster:
+    with Cluster(2, 1, lease_s=60.0) as cluster:
         workers = [cluster.start(leaves), cluster.start(script)]
         until("it is the main worker", lambda: mains(workers[1]) == [1])
         cluster.start(Filled(lambda ctx: None))
@@ -238,7 +239,7 @@ def test_who_waits_for_the_main_worker_says_so() -> None:
             wait(come, "the status")
 
     wanted = "the weights of worker-0, the main worker, which has not come to ctx.prepare of its model"
-    with Cluster(2, 1) as cluster:
+    with Cluster(2, 1, lease_s=60.0) as cluster:
         workers = [cluster.start(Filled(first)), cluster.start(Filled(first))]
         until("it is said", lambda: cluster.status().view.reason == wanted)
         come.set()
