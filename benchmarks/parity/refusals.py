@@ -203,7 +203,7 @@ REFUSED = [
     Refusal("gradients without `optimizer.step()`", after_prepare(without_a_step)),
     Refusal("a second loop over the loader in an epoch of `ctx.epochs`", after_prepare(twice_in_an_epoch)),
     Refusal("a scheduler of another optimizer", after_prepare(of_another_optimizer)),
-    Refusal("a scheduler that is stepped in the loop and was not prepared", after_prepare(within_the_loop)),
+    Refusal("a scheduler that was not prepared", after_prepare(within_the_loop)),
     Refusal("several models, and a loop without a loader", adversaries(without_a_loader)),
     Refusal("several models with optimizers of different classes", adversaries(other_class)),
     Refusal("two models that share a layer", adversaries(shared_trunk)),

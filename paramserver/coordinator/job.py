@@ -35,6 +35,7 @@ from paramserver.coordinator.watching.blame import BlameWatch
 from paramserver.coordinator.watching.course import Course
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
+from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.watching.records import Records
 from paramserver.coordinator.watching.stalls import Stalls
@@ -132,6 +133,7 @@ class Job:
         self.recovery = Recovery(self)
         self.registry = ModelRegistry(self)
         self.schedule = Schedule(self)
+        self.main = Main(self)
         self.leasing = Leasing(self)
         self.mode_change = ModeChange(self)
         self.replication = Replication(self)
@@ -178,7 +180,7 @@ class Job:
 
     def worker_infos(self) -> list[types_pb2.WorkerInfo]:
         """The live workers, in the order of their places."""
-        return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.members.by_place()]
+        return [types_pb2.WorkerInfo(member=m.ident, rank=m.index, name=m.name) for m in self.main.places()]
 
     def view(self) -> types_pb2.View:
         """The view of the job that all members get."""
@@ -210,6 +212,7 @@ class Job:
             placement=self.holders.number,
             shard_count=len(self.holders),
             carried_from=self.resizing.carried_from,
+            main=self.main.member,
         )
 
     def record(self) -> coordinator_pb2.JobRecord:
@@ -302,7 +305,11 @@ class Job:
 
     async def refresh(self) -> None:
         """Work out where the job stands, write it down, and tell all members."""
-        counted = Counted(self.missing(), self.registry.model is not None, self.registry.ready)
+        self.main.look()
+        self.registry.look()
+        counted = Counted(
+            self.missing() or self.registry.waiting(), self.registry.model is not None, self.registry.ready
+        )
         if self.life.handle(counted) and self.life.phase is Phase.RUNNING:
             self.reports.started()
             log.info("running", consistency=str(self.consistency), slices_per_step=self.options.step_slices)
@@ -366,6 +373,7 @@ class Job:
         self.life.restore(record.view.timeline)
         self.schedule.restore(record)
         self.ending.restore(record)
+        self.main.restore(record)
         self.checkpoints.restore(record.checkpoint)
         self.recovery.restore(record)
         self.scaling.restore(record)

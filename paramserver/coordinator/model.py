@@ -14,6 +14,8 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
+from paramserver.coordinator.watching.main import Main
+from paramserver.core.job.main_worker import uploader
 from paramserver.core.job.membership import Member, Role
 from paramserver.core.layout.hypers import validate, validate_shapes
 from paramserver.core.layout.placement import Seat, choose
@@ -45,6 +47,7 @@ class _Job(ports.Stage, ports.Commands, ports.Holding, ports.Ends, Protocol):
     checkpoints: Checkpoints
     journal: Journal
     keeping: Keeping
+    main: Main
 
     @property
     def recovery(self) -> ports.GoingBack: ...
@@ -77,6 +80,8 @@ class ModelRegistry:
         # Whether it is decided how much of the model each server takes.
         self._placed = False
         self.registered: list[int] = []
+        # Whether scripts have registered it, and not clients.
+        self._scripts = False
         # Digest of the optimizer state that the first worker brings for version 0; None: no worker has registered.
         self._state_digest: str | None = None
         self._lock = asyncio.Lock()
@@ -95,6 +100,7 @@ class ModelRegistry:
             self._compare_state(request.state_digest)
             await self.place()
             self.registered.append(request.member)
+            self._scripts = self._scripts or request.script
             if not self.initialiser and not self.ready and not self._job.recovery.under_way:
                 self._give_grant()
         await self._job.refresh()
@@ -245,10 +251,30 @@ class ModelRegistry:
 
     def _give_grant(self) -> None:
         loads = self._job.loads
-        able = self.registered if loads.under_way is None else sorted(loads.callers())
+        first = loads.under_way is None
+        able = self.registered if first else sorted(loads.callers())
         alive = [ident for ident in able if ident in self._job.members]
-        self.initialiser = alive[0] if alive else 0
-        self.grant += 1 if alive else 0
+        self.initialiser = uploader(alive, self._job.main.member, self._scripts and first)
+        self.grant += 1 if self.initialiser else 0
+
+    def look(self) -> None:
+        """There may be another main worker: let it upload version 0 if nobody does."""
+        if self._nobody_uploads:
+            self._give_grant()
+
+    @property
+    def _nobody_uploads(self) -> bool:
+        """Whether version 0 is wanted, and nobody has the grant to upload it."""
+        job = self._job
+        begins = not (self.ready or job.recovery.under_way or job.loads.under_way is not None)
+        return begins and bool(self.registered) and not self.initialiser
+
+    def waiting(self) -> str:
+        """The main worker, if version 0 waits for its weights, in words; else empty."""
+        main = self._job.members.get(self._job.main.member)
+        if main is None or not self._nobody_uploads:
+            return ""
+        return f"the weights of {main.name}, the main worker, which has not come to ctx.prepare of its model"
 
     def worker_gone(self, ident: int) -> None:
         """If this worker was uploading version 0, let another one upload it from the start."""

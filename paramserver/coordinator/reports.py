@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from paramserver.coordinator import ports
+from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
@@ -25,6 +26,7 @@ _REPORTED = (
 class _Job(ports.Stage, Protocol):
     draining: set[int]
     stalls: Stalls
+    main: Main
 
     @property
     def ended(self) -> bool: ...
@@ -214,7 +216,7 @@ class Reports:
 
     def _named(self, server: shard_pb2.StatsResponse) -> str:
         """The reason for which a shard waits, with the names of the workers that it waits for."""
-        workers = [m for m in self._job.members.by_place() if m.ident not in self._job.stalls.members]
+        workers = [m for m in self._job.main.places() if m.ident not in self._job.stalls.members]
         if not workers:
             return ""
         if not server.missing_of:

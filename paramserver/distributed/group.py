@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -18,6 +19,8 @@ from paramserver.distributed.servers import Network, configured
 from paramserver.distributed.work import Work
 
 BACKEND = "paramserver"
+# So many all-reduces of one element may come between a forward pass and its backward pass.
+_COUNTS = 256
 _networks: list[Network] = []
 Tensors = Sequence[torch.Tensor]
 # Its methods have several signatures each, of which torch's functions call one.
@@ -47,6 +50,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         super().__init__(rank.rank, rank.size)
         self._rank = rank
         self._name = self._description = ""
+        # With ``join`` DDP counts the ranks that have inputs: it drops the handle of this all-reduce of one element in
+        # the forward pass, and its C++ part waits for it in the backward pass. Without the object in Python that part
+        # would wait for ever.
+        self._counts: deque[Work] = deque(maxlen=_COUNTS)
 
     def getBackendName(self) -> str:
         """The name of the backend."""
@@ -85,7 +92,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         call, how = self._call(), opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         for tensor in tensors:
             call.reduction("all_reduce", tensor, tensor, how)
-        return self._run(call, tensors, opts)
+        work = self._run(call, tensors, opts)
+        if sum(tensor.numel() for tensor in tensors) == 1:
+            self._counts.append(work)
+        return work
 
     allreduce_coalesced = allreduce
 

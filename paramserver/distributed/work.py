@@ -20,11 +20,14 @@ class Work(_Base):  # type: ignore[misc]
     def __init__(self, done: concurrent.futures.Future[list[torch.Tensor]]) -> None:
         super().__init__()
         self._done = done
+        # Somebody has waited for the result, which is there.
+        self._waited = False
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Wait for the result; raises the collective's error. ``timeout``: none, or 0, is that of the collective."""
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         self._done.result(seconds if seconds > 0 else None)
+        self._waited = True
         return True
 
     def get_future(self) -> Any:
@@ -33,6 +36,9 @@ class Work(_Base):  # type: ignore[misc]
         Its callbacks have a thread of their own, so they may wait for other collectives, as PowerSGD's do.
         """
         begun: Any = torch.futures.Future()
+        if self._waited:  # DDP's reducer takes the result at once
+            begun.set_result(self._done.result())
+            return begun
         # Only an error that a callback raises is an error for C++.
         future = begun.then(lambda _: self._done.result())
         tell = partial(threading.Thread, target=begun.set_result, args=(None,), name="collective", daemon=True)

@@ -298,6 +298,9 @@ class Supervisor:
         there = server_pids(status)
         if not all(seat.child.running and seat.child.pid in there for seat in self.servers):
             return None
+        killed = [seat for seat in self.workers if seat.code is not None and seat.code < 0 and not seat.leaving]
+        if killed and not status.view.main:
+            return self._main_again(killed)
         going_back = status.view.state == types_pb2.JOB_STATE_RECOVERING
         went_back = going_back or self._was_finished or status.view.timeline > self._worked_on
         if status.finished or not went_back or "undone" in status.broken_promises:
@@ -308,6 +311,21 @@ class Supervisor:
                 self._seats.count(seat.name, 0, 1)
                 seat.due, seat.code = time.monotonic(), None
         self._was_finished = False
+        return None
+
+    def _main_again(self, killed: list[Seat]) -> int | None:
+        """The main worker was killed after training, and no other worker does what it was to do.
+
+        Has the killed workers started again. Returns the exit code of the run if they are not to be.
+        """
+        names = ", ".join(seat.name for seat in killed)
+        self._say(f"the main worker was killed before its script had come to its end ({names})")
+        codes = [seat.code for seat in killed if seat.code is not None]
+        if not self.restarts.most:
+            return 128 - min(codes)
+        for seat, code in zip(killed, codes, strict=True):
+            self._again(seat, code)
+            seat.code = None
         return None
 
 

@@ -244,7 +244,13 @@ class Session:
         self._hurry.set()
 
     async def leave(
-        self, timeout_s: float = 2.0, *, finished: bool = False, ended: bool = False, failure: str = ""
+        self,
+        timeout_s: float = 2.0,
+        *,
+        finished: bool = False,
+        ended: bool = False,
+        not_main: bool = False,
+        failure: str = "",
     ) -> bool:
         """Say goodbye, and why, and end the stream. Tries for ``timeout_s`` to find a coordinator that hears it.
 
@@ -252,7 +258,9 @@ class Session:
         """
         if self._tracer is not None:
             await self._tracer.close()
-        self._farewell = coordinator_pb2.SessionRequest(finished=finished, ended=ended, failure=failure[:1000])
+        self._farewell = coordinator_pb2.SessionRequest(
+            finished=finished, ended=ended, not_main=not_main, failure=failure[:1000]
+        )
         self._leaving.set()
         self._hurry.set()
         heard = True

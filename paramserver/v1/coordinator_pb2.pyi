@@ -80,7 +80,7 @@ class JoinResponse(_message.Message):
     def __init__(self, member: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., job: _Optional[str] = ..., lease_s: _Optional[float] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., expected_workers: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("member", "worker", "shards", "leaving", "finished", "failure", "address", "ended")
+    __slots__ = ("member", "worker", "shards", "leaving", "finished", "failure", "address", "ended", "not_main")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class SessionRequest(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    NOT_MAIN_FIELD_NUMBER: _ClassVar[int]
     member: int
     worker: WorkerReport
     shards: _containers.RepeatedCompositeFieldContainer[_shard_pb2.StatsResponse]
@@ -97,7 +98,8 @@ class SessionRequest(_message.Message):
     failure: str
     address: str
     ended: bool
-    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[_shard_pb2.StatsResponse, _Mapping]]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ..., address: _Optional[str] = ..., ended: bool = ...) -> None: ...
+    not_main: bool
+    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[_shard_pb2.StatsResponse, _Mapping]]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ..., address: _Optional[str] = ..., ended: bool = ..., not_main: bool = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("view", "trace")
@@ -262,14 +264,16 @@ class Tally(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., handed_in: _Optional[int] = ..., counted: _Optional[int] = ..., late: _Optional[int] = ..., duplicate: _Optional[int] = ..., name: _Optional[str] = ..., lost: bool = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., unsent: _Optional[int] = ...) -> None: ...
 
 class RegisterModelRequest(_message.Message):
-    __slots__ = ("member", "model", "state_digest")
+    __slots__ = ("member", "model", "state_digest", "script")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_FIELD_NUMBER: _ClassVar[int]
     member: int
     model: _types_pb2.ModelSpec
     state_digest: str
-    def __init__(self, member: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., state_digest: _Optional[str] = ...) -> None: ...
+    script: bool
+    def __init__(self, member: _Optional[int] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., state_digest: _Optional[str] = ..., script: bool = ...) -> None: ...
 
 class RegisterModelResponse(_message.Message):
     __slots__ = ("model", "shards", "layout_digest")

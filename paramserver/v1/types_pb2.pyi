@@ -211,7 +211,7 @@ class SliceRef(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("careful", "poisoned", "generation", "timeline", "state", "workers", "shards", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason", "term", "draining", "released", "checkpoints", "stalled", "async_from", "schedule_mode", "beginning", "launched", "loading", "placement", "restarting", "shard_count", "carried_from")
+    __slots__ = ("careful", "poisoned", "generation", "timeline", "state", "workers", "shards", "consistency", "sync_origin", "slices_per_step", "initialiser", "grant", "reason", "term", "draining", "released", "checkpoints", "stalled", "async_from", "schedule_mode", "beginning", "launched", "loading", "placement", "restarting", "shard_count", "carried_from", "main")
     CAREFUL_FIELD_NUMBER: _ClassVar[int]
     POISONED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +239,7 @@ class View(_message.Message):
     RESTARTING_FIELD_NUMBER: _ClassVar[int]
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     CARRIED_FROM_FIELD_NUMBER: _ClassVar[int]
+    MAIN_FIELD_NUMBER: _ClassVar[int]
     careful: bool
     poisoned: _containers.RepeatedCompositeFieldContainer[SliceRef]
     generation: int
@@ -266,4 +267,5 @@ class View(_message.Message):
     restarting: _containers.RepeatedScalarFieldContainer[int]
     shard_count: int
     carried_from: int
-    def __init__(self, careful: bool = ..., poisoned: _Optional[_Iterable[_Union[SliceRef, _Mapping]]] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ..., draining: _Optional[_Iterable[int]] = ..., released: bool = ..., checkpoints: bool = ..., stalled: _Optional[_Iterable[int]] = ..., async_from: _Optional[int] = ..., schedule_mode: _Optional[_Union[Mode, str]] = ..., beginning: _Optional[int] = ..., launched: bool = ..., loading: bool = ..., placement: _Optional[int] = ..., restarting: _Optional[_Iterable[int]] = ..., shard_count: _Optional[int] = ..., carried_from: _Optional[int] = ...) -> None: ...
+    main: int
+    def __init__(self, careful: bool = ..., poisoned: _Optional[_Iterable[_Union[SliceRef, _Mapping]]] = ..., generation: _Optional[int] = ..., timeline: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardInfo, _Mapping]]] = ..., consistency: _Optional[_Union[Consistency, _Mapping]] = ..., sync_origin: _Optional[_Union[SyncOrigin, _Mapping]] = ..., slices_per_step: _Optional[int] = ..., initialiser: _Optional[int] = ..., grant: _Optional[int] = ..., reason: _Optional[str] = ..., term: _Optional[int] = ..., draining: _Optional[_Iterable[int]] = ..., released: bool = ..., checkpoints: bool = ..., stalled: _Optional[_Iterable[int]] = ..., async_from: _Optional[int] = ..., schedule_mode: _Optional[_Union[Mode, str]] = ..., beginning: _Optional[int] = ..., launched: bool = ..., loading: bool = ..., placement: _Optional[int] = ..., restarting: _Optional[_Iterable[int]] = ..., shard_count: _Optional[int] = ..., carried_from: _Optional[int] = ..., main: _Optional[int] = ...) -> None: ...

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from paramserver.config import Settings
-from paramserver.core.versions.consistency import Mode
-from paramserver.core.work.slices import main_place
 from paramserver.worker.chosen import device_of
 from paramserver.worker.engine import Engine
 from paramserver.worker.script.schedule import SchedulePosition
@@ -41,24 +39,18 @@ class Facts:
 
     @property
     def is_main(self) -> bool:
-        """True on exactly one worker: the first live one that has slices to compute, usually that of the lowest rank.
+        """True on exactly one worker, the main worker: that of rank 0 if it lives. For printing, evaluating and saving.
 
-        For printing, evaluating and saving. In synchronous mode some workers have no slices if a step has fewer slices
-        than there are workers. Another worker takes over when this one is lost.
+        It stays the main worker to the end of its script, and no worker takes over then. Another worker takes over if
+        the main worker dies, fails or is asked to leave before. The main worker always has slices to compute.
 
         >>> if ctx.is_main:
         ...     torch.save(model.state_dict(), "model.pt")
         """
-        view = self.engine.member.session.view
-        if not view.workers:
-            return True
-        place = 0
-        if self.engine.modes.present.mode is Mode.SYNC:
-            slices = view.slices_per_step
-            if self._position.data is not None:
-                slices = min(slices, self._position.data.slices_per_epoch // self._position.data.turns)
-            place = main_place(slices, len(view.workers))
-        return view.workers[place].member == self.engine.member.session.member
+        session = self.engine.member.session
+        main = session.view.main == session.member
+        self.engine.progress.told(main, self.engine.weights.version)
+        return main
 
     @property
     def version(self) -> int:

@@ -29,8 +29,11 @@ T = TypeVar("T")
 _CALL_S = 60.0
 
 
-async def register_model(session: Session, model: types_pb2.ModelSpec, state_digest: str = "") -> Plan:
+async def register_model(
+    session: Session, model: types_pb2.ModelSpec, state_digest: str = "", script: bool = False
+) -> Plan:
     """Register the model; returns the plan. Waits for the servers. ``state_digest``: of the optimizer state it brings.
+    ``script``: version 0 is that of the main worker, not of the worker that comes first.
 
     Raises ModelError if another worker registered another model, DeadlineError if servers are missing.
     """
@@ -39,7 +42,9 @@ async def register_model(session: Session, model: types_pb2.ModelSpec, state_dig
     # The coordinator waits for the servers as long, and says so; its answer should come first.
     reply = await session.ask(
         "Coordinator.RegisterModel",
-        lambda: coordinator_pb2.RegisterModelRequest(member=session.member, model=model, state_digest=state_digest),
+        lambda: coordinator_pb2.RegisterModelRequest(
+            member=session.member, model=model, state_digest=state_digest, script=script
+        ),
         timeout_s + 10.0,
     )
     registered = cast(coordinator_pb2.RegisterModelResponse, reply)

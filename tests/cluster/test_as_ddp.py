@@ -370,10 +370,9 @@ def test_batches_without_samples() -> None:
 def test_one_worker_alone_computes_with_the_model_between_epochs() -> None:
     """DDP needs the module inside for this, since a forward pass in training mode waits for all processes."""
     seen: list[Tensor] = []
-    one: dict[str, Context] = {}
 
     def evaluate(ctx: Context, model: Any) -> None:
-        if one.setdefault("the first", ctx) is ctx:  # after the last epoch another worker may be the main one
+        if ctx.is_main:
             model.eval()
             with torch.no_grad():
                 seen.append(model(DATA.tensors[0]).argmax(1))
@@ -415,7 +414,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_first_weights_that_differ_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """As where only rank 0 loads a checkpoint. All workers begin with the weights of one of them."""
+    """As where only rank 0 loads a checkpoint. All workers begin with its weights."""
     begun: dict[int, Tensor] = {}
 
     def script(ctx: Context) -> None:
@@ -427,8 +426,9 @@ def test_first_weights_that_differ_are_said(capsys: pytest.CaptureFixture[str]) 
 
     train(script, 2, 2)
     assert torch.equal(begun[0], begun[1])
+    assert torch.equal(begun[0], Aligned().first.weight + 1), "those that the main worker has loaded"
     (warning,) = said(capsys)
-    assert "the job begins with the weights of another worker, which differ from this worker's in 'first." in warning
+    assert "begins with the weights of the main worker, and not with this worker's, which differ in 'first." in warning
     train(Script(), 2, 2)
     assert said(capsys) == []
 

@@ -189,9 +189,8 @@ def test_schedulers_per_step_without_a_warning_of_torch(name: str) -> None:
     compare(network, sgd, SCHEDULES[name])
 
 
-@pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "not prepared"])
-def test_a_scheduler_per_epoch(prepared: bool) -> None:
-    """One that is not prepared goes with a plain loop."""
+@pytest.mark.parametrize("plain_loop", [True, False], ids=["plain loop", "ctx.epochs"])
+def test_a_scheduler_per_epoch(plain_loop: bool) -> None:
     data = dataset(SAMPLES)
 
     def script(ctx: Context) -> None:
@@ -200,9 +199,8 @@ def test_a_scheduler_per_epoch(prepared: bool) -> None:
         scheduler = StepLR(optimizer, step_size=1, gamma=0.8)
         loader = ctx.prepare(DataLoader(data, batch_size=BATCH, shuffle=True))
         model, optimizer = ctx.prepare(model, optimizer)
-        if prepared:
-            scheduler = ctx.prepare(scheduler)
-        for _ in ctx.epochs(SHORT) if prepared else range(SHORT):
+        scheduler = ctx.prepare(scheduler)
+        for _ in range(SHORT) if plain_loop else ctx.epochs(SHORT):
             for x, y in loader:
                 F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()

@@ -191,7 +191,7 @@ def test_torch_does_not_warn_in_a_worker_that_comes_late(first: bool) -> None:
         loader: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH)
         schedule = ExponentialLR(optimizer, 0.5) if first else None
         model, optimizer, loader = ctx.prepare(model, optimizer, loader)
-        schedule = schedule or ExponentialLR(optimizer, 0.5)
+        schedule = ctx.prepare(schedule or ExponentialLR(optimizer, 0.5))
         for epoch in range(EPOCHS):
             for x, y in loader:
                 if ctx.rank == 0 and ctx.version == SAMPLES // BATCH // SLICES + 1:

@@ -201,7 +201,7 @@ def test_more_workers_than_slices() -> None:
         request = coordinator_pb2.ScaleRequest(workers=4, wait_s=CALL_S)
         note = cluster.job.background.run(cluster.job.coordinator.scale(request), CALL_S).note
         assert note == (
-            "a step has 2 slices and there are 4 workers, so worker-0, worker-2 have none to compute: "
+            "a step has 2 slices and there are 4 workers, so worker-1, worker-2 have none to compute: "
             "scale to workers=2, or begin the next job with training.slices_per_step = 4"
         )
         hold.released.set()
@@ -209,14 +209,14 @@ def test_more_workers_than_slices() -> None:
         def shown() -> dict[str, str]:
             return {name: one["state"] for name, one in by_name(describe(cluster.status())).items() if "work" in name}
 
-        wanted = {"worker-0": "idle", "worker-1": "training", "worker-2": "idle", "worker-3": "training"}
+        wanted = {"worker-0": "training", "worker-1": "idle", "worker-2": "idle", "worker-3": "training"}
         until("two are idle", lambda: shown() == wanted)
         assert (cluster.status().state, cluster.status().reason) == ("training", note)
-        until("one that computes is the main one", lambda: mains() == ["worker-1"])
+        assert mains() == ["worker-0"], "the main worker stays, and has slices"
         scaled.set()
         cluster.join()
         outcome = cluster.outcome()
-    assert outcome.summary["idle_workers"] == ["worker-0", "worker-2"]
+    assert outcome.summary["idle_workers"] == ["worker-1", "worker-2"]
     assert outcome.summary["samples"] == EPOCHS * SAMPLES
 
 

@@ -21,7 +21,18 @@ def test_the_view_has_workers_of_a_host_side_by_side() -> None:
         kept = {one.index: member_of(one).host for one in job.record().members}
         assert kept == {0: "x", 1: "y", 2: "x"}, "the next coordinator knows it, too"
 
-    with_job(work)
+    with_job(work, slices_per_step=3)
+
+
+def test_the_main_worker_has_slices_if_others_have_none() -> None:
+    async def work(service: CoordinatorService) -> None:
+        for number in range(3):
+            await service.join(request(role=types_pb2.ROLE_WORKER, incarnation=number + 1))
+        view = service.job.view()
+        assert [worker.rank for worker in view.workers] == [1, 0, 2], "the first of three has none of two slices"
+        assert view.main == view.workers[1].member
+
+    with_job(work, slices_per_step=2)
 
 
 def test_a_word_that_is_too_long_is_refused() -> None:

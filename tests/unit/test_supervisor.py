@@ -32,6 +32,8 @@ class World:
         self.said: list[str] = []
         self.status = coordinator_pb2.StatusResponse(term=1)
         self.status.view.state = RUNNING
+        # The main worker has come to the end of its script.
+        self.status.view.main = 1
         self.answered_at = time.monotonic()
         self.silent = False
         # Servers that are no members.
@@ -199,6 +201,34 @@ def test_a_worker_that_dies_when_nothing_is_left_is_not_replaced() -> None:
     world = World()
     assert world.run(story) == 0
     assert len(world.of("worker-1")) == 1
+
+
+async def the_main_worker_is_killed_last(world: World) -> None:
+    world.status.view.main = 0
+    world.status.finished = True
+    world.of("worker-1")[0].end(0)
+    world.of("worker-0")[0].end(-9)
+    if world.supervisor.restarts.most:
+        await until(lambda: len(world.of("worker-0")) == 2)
+        world.status.view.main = 1
+        world.of("worker-0")[1].end(0)
+
+
+def test_the_main_worker_is_replaced_if_it_dies_after_training() -> None:
+    """Nobody else is there that could do what the main worker was to do at the end of its script."""
+    world = World()
+    assert world.run(the_main_worker_is_killed_last) == 0
+    assert world.said == [
+        "worker-0 was killed by signal 9; its slices go to the others",
+        "the main worker was killed before its script had come to its end (worker-0)",
+        "worker-0 is started again (1 of at most 3 times in a row)",
+    ]
+
+
+def test_without_replacement_a_main_worker_that_dies_after_training_fails_the_run() -> None:
+    world = World(most=0)
+    assert world.run(the_main_worker_is_killed_last) == 137
+    assert len(world.of("worker-0")) == 1
 
 
 @pytest.mark.parametrize("code", [143, -15])

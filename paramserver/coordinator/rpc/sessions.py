@@ -141,7 +141,7 @@ class Sessions:
             request.host,
         )
         effects = self._job.members.handle(event, time.monotonic())
-        self._residuals_lost(effects)
+        self._decide_at_once(effects)
         member = next(effect.member for effect in effects if isinstance(effect, Admitted))
         if member.role is not Role.OBSERVER:
             self._job.reports.admitted(member)
@@ -242,6 +242,7 @@ class Sessions:
             if member is not None and member.role is Role.WORKER:
                 self._job.loads.ended(member, request.finished or request.ended)
                 self._job.ending.leaving(request)
+                self._job.main.leaving(request)
                 if request.failure:
                     log.warning("a worker's script failed", worker=member.name, reason=request.failure)
                 self._job.reports.leaving(member, request)
@@ -279,7 +280,7 @@ class Sessions:
 
     async def _happen(self, event: Event) -> None:
         effects = self._job.members.handle(event, time.monotonic())
-        self._residuals_lost(effects)
+        self._decide_at_once(effects)
         await self._carry_out(self._with_seats(effects))
 
     def _with_seats(self, effects: list[Effect]) -> list[Effect | JobFails]:
@@ -294,10 +295,16 @@ class Sessions:
                 all_effects += server_gone(self._job, effect.member, effect.lost, effect.reason)
         return all_effects
 
+    def _decide_at_once(self, effects: list[Effect]) -> None:
+        """Decide what follows, before any member hears of the change."""
+        if effects:
+            self._job.main.look()
+        self._residuals_lost(effects)
+
     def _residuals_lost(self, effects: list[Effect]) -> None:
         """Let the job go back when workers have changed, if workers keep residuals of compression.
 
-        Decided before any member hears of the change, so that no worker goes on without the residuals.
+        Before any member hears of the change, so that no worker goes on without the residuals.
         """
         changed = [e.member for e in effects if isinstance(e, Admitted | Removed) and e.member.role is Role.WORKER]
         if (

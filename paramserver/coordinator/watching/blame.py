@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from paramserver.coordinator import ports
+from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.core.blame.facts import Open, Worked, under_way
 from paramserver.core.blame.judge import Judge
@@ -46,6 +47,7 @@ _STALENESS = 64
 
 class _Job(ports.Stage, Protocol):
     stalls: Stalls
+    main: Main
 
 
 class BlameWatch:
@@ -167,7 +169,7 @@ class BlameWatch:
     def _active(self) -> list[Member]:
         """The workers to whom slices are dealt, in the order of their places."""
         stalled = self._job.stalls.members
-        return [worker for worker in self._job.members.by_place() if worker.ident not in stalled]
+        return [worker for worker in self._job.main.places() if worker.ident not in stalled]
 
     def _read(self, worker: int) -> Sequence[Worked]:
         """The last slices of a worker, and the one that it is at work on, as far as it has said."""

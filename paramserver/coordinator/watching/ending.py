@@ -18,6 +18,7 @@ from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.promises import Promises
+from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.work.accounts import account
 from paramserver.coordinator.work.schedule import Schedule
@@ -43,6 +44,7 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     poison: PoisonWatch
     registry: ModelRegistry
     checkpoints: Checkpoints
+    main: Main
 
     @property
     def recovery(self) -> ports.GoingBack: ...
@@ -134,6 +136,7 @@ class Ending:
         job = self._job
         if reached <= version:
             return
+        job.main.undone()
         if not job.members.of(Role.WORKER):  # other workers have to do the steps again
             self.finished = self.script_ended = False
         gone = sorted({one.name for one in self._gone.values() if one.handed_in and one.version > version})

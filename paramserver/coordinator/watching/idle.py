@@ -8,6 +8,7 @@ import structlog
 
 from paramserver.coordinator import ports
 from paramserver.coordinator.watching.ending import Ending
+from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Phase
@@ -24,6 +25,7 @@ class _Job(ports.Stage, Protocol):
     ending: Ending
     stalls: Stalls
     schedule: Schedule
+    main: Main
 
 
 class Idle:
@@ -44,7 +46,7 @@ class Idle:
         job = self._job
         if job.life.phase is not Phase.RUNNING or job.consistency.mode is not Mode.SYNC or job.ending.finished:
             return []
-        at_work = [one for one in job.members.by_place() if one.ident not in job.stalls.members]
+        at_work = [one for one in job.main.places() if one.ident not in job.stalls.members]
         return [at_work[place] for place in without_slices(self._slices(), len(at_work))]
 
     def sentence(self) -> str:

@@ -104,6 +104,7 @@ class Engine:
             return
         finished = self.progress.through and self.member.session.failure is None
         ended = ended and self.member.session.failure is None
+        not_main = self.progress.not_main_at == self.weights.version
         self.sender.drop_early()
         with contextlib.suppress(errors.ParamServerError):  # then the script keeps the weights that have come
             self.weights.complete()
@@ -121,7 +122,7 @@ class Engine:
             if self.member.rolled_back() and not self.progress.safe:
                 finished = ended = False
             timeout_s = self.member.session.options.join_timeout_s if finished or ended else _LEAVE_S
-            heard = self.member.run(self._leave(timeout_s, finished=finished, ended=ended))
+            heard = self.member.run(self._leave(timeout_s, finished=finished, ended=ended, not_main=not_main))
         if (finished or ended) and not heard and self.member.session.failure is None:
             raise errors.UnavailableError(
                 f"no coordinator has heard within {timeout_s:g} s that this script is done, so nobody may have "
@@ -135,13 +136,22 @@ class Engine:
         if self.member.session.member:
             self.member.run(self._leave(_LEAVE_S, failure=reason), _LEAVE_S + 1.0)
 
-    async def _leave(self, timeout_s: float, *, finished: bool = False, ended: bool = False, failure: str = "") -> bool:
+    async def _leave(
+        self,
+        timeout_s: float,
+        *,
+        finished: bool = False,
+        ended: bool = False,
+        not_main: bool = False,
+        failure: str = "",
+    ) -> bool:
         """Leave; whether a coordinator has heard it."""
         await self.sender.last_pushes(timeout_s)
-        heard = await self.member.session.leave(timeout_s, finished=finished, ended=ended, failure=failure)
+        session = self.member.session
+        heard = await session.leave(timeout_s, finished=finished, ended=ended, not_main=not_main, failure=failure)
         await self.shards.close()
         self.places.release()
-        await self.member.session.channel.close()
+        await session.channel.close()
         return heard
 
     # ---- the report to the coordinator

@@ -58,15 +58,16 @@ class Entry:
         space: Callable[[Plan], FlatSpace],
         brought: Brought = NOTHING,
         watch: Watch | None = None,
+        script: bool = False,
     ) -> Plan:
         """Register the model, bring or fetch version 0, wait until all members are there.
 
         ``space`` makes the flat space of the plan and fills in this worker's initial values. ``brought``: the optimizer
-        state to begin with. ``watch`` hears of each version. Raises ModelError if another worker registered another
-        model.
+        state to begin with. ``watch`` hears of each version. ``script``: version 0 is that of the main worker. Raises
+        ModelError if another worker registered another model.
         """
         self._progress.enter("registering")
-        plan = self._member.run(startup.register_model(self._member.session, model, brought.digest()))
+        plan = self._member.run(startup.register_model(self._member.session, model, brought.digest(), script))
         self._brought, self._may_upload = brought, True
         self._start(plan, space, watch or Watch())
         self._brought = NOTHING

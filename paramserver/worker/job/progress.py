@@ -24,6 +24,8 @@ class Progress:
         self._epoch = self.epochs_planned = 0
         # Whether the script has been through all its epochs, and whether the last version of them is a checkpoint.
         self.through = self.safe = False
+        # The version of the weights with which the script was told last that another worker is the main one; else -1.
+        self.not_main_at = -1
         self._metrics: dict[str, float] = {}
         # The slice that the script has.
         self._computing: types_pb2.SliceRef | None = None
@@ -52,6 +54,10 @@ class Progress:
     def is_safe(self) -> None:
         """The last version that the script has trained is a checkpoint."""
         self.safe = True
+
+    def told(self, main: bool, version: int) -> None:
+        """The script is told whether this worker is the main one; it has the weights of this version."""
+        self.not_main_at = -1 if main else version
 
     # ---- slices
 

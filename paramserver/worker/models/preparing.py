@@ -227,7 +227,7 @@ class Prepared:
         """Register the model and get the weights. ``make`` makes the object that takes the script's steps."""
         guard = Guard(self._parts.engine.weights, binding, model)
         message = binding.message(self._parts.training.chunk_bytes)
-        plan = self._parts.engine.entry.register(message, binding.space, bring(binding), guard)
+        plan = self._parts.engine.entry.register(message, binding.space, bring(binding), guard, script=True)
         self.model, self.binding, self.guard = model, binding, guard
         guard.outside()
 

@@ -38,9 +38,8 @@ class Guard(Watch):
         """Version 0 is about to come. Warns if another worker brought it, and this worker brought other values."""
         if (index := next(others, None)) is not None:
             log.warning(
-                f"the job begins with the weights of another worker, which differ from this worker's in "
-                f"{self._name(index)!r}: load weights and seed generators alike in every worker before ctx.prepare, or "
-                "let every worker call ctx.load (see docs/training.md, First weights)"
+                f"the job begins with the weights of the main worker, and not with this worker's, which differ in "
+                f"{self._name(index)!r} (see docs/training.md, First weights)"
             )
 
     def came(self, weights: FlatSpace) -> None:

@@ -131,6 +131,10 @@ class Schedules:
             for scheduler in now:
                 check_scheduler(scheduler, prepared, prepared.wrapped)
 
+    def knows(self, optimizer: ServerOptimizer) -> bool:
+        """Whether a scheduler of this optimizer is prepared."""
+        return any(one.wrapped.optimizer in (optimizer, optimizer.wrapped) for one in self._all)
+
     def _steps_count(self) -> bool:
         """True where the script's steps are the job's: inside the loop over the loader, or anywhere without one."""
         return self._passes.in_loop or self._position.data is None
@@ -165,7 +169,6 @@ class _HandedIn:
 
     timeline: int
     step: int | None
-    epoch: int
     groups: list[types_pb2.GroupHypers]
     rates: list[float]
 
@@ -173,8 +176,8 @@ class _HandedIn:
 class Rates:
     """Compares the hyper-parameters of each slice with those of the slice that the script handed in before."""
 
-    def __init__(self, passes: Passes, schedules: Schedules) -> None:
-        self._passes, self._schedules = passes, schedules
+    def __init__(self, schedules: Schedules) -> None:
+        self._schedules = schedules
         self._optimizers: list[ServerOptimizer] = []
         self._last: _HandedIn | None = None
 
@@ -185,24 +188,22 @@ class Rates:
     def check(self, item: Item, timeline: int, groups: Sequence[types_pb2.GroupHypers]) -> None:
         """A slice is handed in with these hyper-parameters.
 
-        Raises UserError if a scheduler that `ctx.prepare` does not know has changed a learning rate where it counts
-        this worker's slices, or if another slice of the same step has other hyper-parameters.
+        Raises UserError if the optimizer has a scheduler that `ctx.prepare` does not know, or if another slice of the
+        same step has other hyper-parameters.
         """
+        if any(one.scheduled and not self._schedules.knows(one) for one in self._optimizers):
+            raise errors.UserError(
+                "the optimizer has a scheduler that ctx.prepare does not know: it would count the steps of this worker "
+                "and not those of the job, and would not go back with the job. Give it to ctx.prepare before the first "
+                "step: scheduler = ctx.prepare(scheduler)"
+            )
         if self._schedules:  # the job has its schedule, and servers compare workers
             return
         step = item.name.step if isinstance(item.name, SyncName) else None
         rates = [float(group["lr"]) for optimizer in self._optimizers for group in optimizer.param_groups]
-        former, self._last = self._last, _HandedIn(timeline, step, item.epoch, list(groups), rates)
+        former, self._last = self._last, _HandedIn(timeline, step, list(groups), rates)
         if former is None or former.timeline != timeline:
             return
-        changed = any(one != other for one, other in zip(rates, former.rates, strict=False))
-        within = self._passes.planned or former.epoch == item.epoch
-        if changed and within and any(one.scheduled for one in self._optimizers):
-            raise errors.UserError(
-                f"a scheduler that ctx.prepare does not know has changed the learning rate from {_first(former.rates)} "
-                f"to {_first(rates)}: it counts the steps of this worker, and not those of the job. Give it to "
-                "ctx.prepare: scheduler = ctx.prepare(scheduler)"
-            )
         if step is not None and former.step == step and former.groups != self._last.groups:
             raise errors.UserError(
                 f"two slices of step {step} have different hyper-parameters (the learning rates {_first(former.rates)} "

@@ -47,7 +47,7 @@ class Steps:
         self._engine, self._training, self._binding, self._guard = engine, training, binding, guard
         self._passes, self._position, self._schedules, self._draws = passes, position, schedules, draws
         self._objects = objects
-        self.rates = Rates(passes, schedules)
+        self.rates = Rates(schedules)
         self._scaling = LrScaling(training.lr_scaling, training.lr_base_slices, training.lr_warmup_steps)
         self.item: Item | None = None
         # Epoch and index of the slice that the script was given last.

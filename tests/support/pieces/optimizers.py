@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from tests.support.pieces.base import Need, Piece, Verdict
-from tests.support.pieces.loops import LOOPS
-
-_OVER_CTX_EPOCHS = tuple(
-    loop.label for loop in LOOPS if "ctx.epochs" in loop.slots.get("loop", loop.slots.get("epochs", "ctx.epochs"))
-)
 
 # The options are drawn: see `generate.hypers`.
 OPTIMIZERS: list[Piece] = [
@@ -130,8 +125,9 @@ SCHEDULERS: list[Piece] = [
             "epoch_end": "scheduler.step()\n",
             "scheduler_name": "",
         },
+        Verdict.REFUSED,
+        ("scheduler = ctx.prepare(scheduler)",),
         needs=(Need.LOADER,),
-        without=_OVER_CTX_EPOCHS,  # where it is refused
     ),
 ]
 

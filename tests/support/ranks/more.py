@@ -43,6 +43,12 @@ def uneven_inputs() -> Found:
         return train(model, data(3 + dist.get_rank()))
 
 
+def uneven_inputs_divided_by_the_ranks_that_have_some() -> Found:
+    model: Any = DistributedDataParallel(net())
+    with model.join(divide_by_initial_world_size=False):
+        return train(model, data(3 + 2 * dist.get_rank()))
+
+
 def zero_redundancy() -> Found:
     model = DistributedDataParallel(net())
     return train(model, data(4), ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1))
@@ -202,6 +208,7 @@ def functional_collectives() -> Found:
 
 CASES: list[Callable[[], Found]] = [
     uneven_inputs,
+    uneven_inputs_divided_by_the_ranks_that_have_some,
     zero_redundancy,
     half_precision_hook,
     power_sgd,
