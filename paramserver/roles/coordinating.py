@@ -28,7 +28,7 @@ from paramserver.records.writing import Writing
 from paramserver.report.data import Outcome
 from paramserver.report.outcome import broken_off, finished, without_training
 from paramserver.results.gather import gather
-from paramserver.results.verdict import closing_lines, exit_code
+from paramserver.results.verdict import BROKEN, broken_lines, broken_untrained, closing_lines, exit_code
 from paramserver.resume.checkpointing import checkpoint_options, find_checkpoint, goes_on_there, split
 from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold
@@ -354,8 +354,10 @@ class Coordinating:
         status = await service.status(coordinator_pb2.StatusRequest(model=True))
         if not (status.HasField("model") and service.job.registry.ready):
             self._say("the job has ended without training")
-            line, code = await self._report(service, without_training())
-            self._say_all([line])
+            broken = broken_untrained(self._settings.run)
+            line, unwritten = await self._report(service, without_training(broken))
+            self._say_all([line, *broken_lines(broken)])
+            code = unwritten or (BROKEN if broken else 0)
             await service.job.conclude(Ends(Phase.STOPPED, "ended without training", exit_code=code))
             return code
         run, directory = self._settings.run, self._settings.checkpoint.place
