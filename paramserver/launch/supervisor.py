@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 
 from paramserver import errors
-from paramserver.launch.lingering import Lingering
 from paramserver.launch.poll import Poll
 from paramserver.launch.ranks import Ranks
 from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how, server_pids
 from paramserver.launch.spawn import START_TIMEOUT_S, Spawner
 from paramserver.machine.valkey import EmbeddedStore
+from paramserver.processes.lingering import Lingering
 from paramserver.processes.restarts import Restarts
 from paramserver.processes.silence import Silence
 from paramserver.v1 import coordinator_pb2, types_pb2
