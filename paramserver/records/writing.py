@@ -86,6 +86,7 @@ class _Thread:
             self._tracker.close()
         except (Exception, SystemExit) as error:  # other people's code: whatever it raises, training goes on
             self._failed = True
-            reason = " ".join(str(error).split()) or type(error).__name__
+            said = (isinstance(error, OSError) and error.strerror) or str(error)
+            reason = " ".join(said.split()) or type(error).__name__
             log.warning(f"{self.name} takes no more logged values, and training goes on without it: {reason}")
             self._missed(f"{self.name} does not have all logged values: {reason}")
