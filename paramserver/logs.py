@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -31,6 +31,8 @@ class _Process:
     launched = False
     step: Callable[[], int | None] | None = None
     json = False
+    # A line of `say` is lost.
+    unwritten: OSError | None = None
 
 
 def configure(level: str, form: str = "text", role: str = "", launched: bool = False) -> None:
@@ -64,9 +66,24 @@ def configure(level: str, form: str = "text", role: str = "", launched: bool = F
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Patient(sys.stderr))),
         cache_logger_on_first_use=False,
     )
+
+
+class _Patient:
+    """A stream for the log: a line that cannot be written, as on a full disk, is lost and harms nobody."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def known_as(name: str, step: Callable[[], int | None] | None = None) -> None:
@@ -81,11 +98,29 @@ def in_container() -> bool:
 
 
 def say(line: str) -> None:
-    """A line of a role for people: on standard output, or in the log where that is JSON."""
+    """A line of a role for people: on standard output, or in the log where that is JSON.
+
+    A line that cannot be written does not end the role now: see :func:`unwritten`.
+    """
     if _Process.json:
         _in_log(line)
-    else:
+        return
+    try:
         print(line, flush=True)
+    except OSError as error:
+        miss(error)
+
+
+def miss(error: OSError) -> None:
+    """A line on standard output is lost, and its process goes on; the first time it says so on standard error."""
+    if _Process.unwritten is None:
+        complain(f"paramserver: warning: the output cannot be written, and the job goes on: {error.strerror}")
+    _Process.unwritten = error
+
+
+def unwritten() -> OSError | None:
+    """Why lines on standard output are lost, if there are any: a command with such lines does not end with code 0."""
+    return _Process.unwritten
 
 
 def complain(line: str) -> None:
@@ -93,7 +128,8 @@ def complain(line: str) -> None:
     if _Process.json:
         _in_log(line)
     else:
-        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the exit code says the rest
+            print(line, file=sys.stderr, flush=True)
 
 
 def _in_log(line: str) -> None:

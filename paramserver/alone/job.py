@@ -5,6 +5,7 @@ The same coordinator, shards and workers as on a cluster, joined by the memory t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 
@@ -65,7 +66,12 @@ class InProcessJob:
     def record(self, run: Run, settings: Mapping[str, str]) -> None:
         """Write the values of ``ctx.log`` where these settings say."""
         job = self.coordinator.job
-        self._writing, _, _ = open_records(run, self.options.job, job.beginning, False, settings)
+
+        def missed(sentence: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self.background.loop.call_soon_threadsafe(job.promises.broken.setdefault, "records", sentence)
+
+        self._writing, _, _ = open_records(run, self.options.job, job.beginning, False, settings, missed)
         job.records.write = self._writing.write
 
     def worker(

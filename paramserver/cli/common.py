@@ -74,7 +74,8 @@ def guard(command: Callable[[], int]) -> int:
     try:
         code = command()
         sys.stdout.flush()
-        return code
+        logs = sys.modules.get("paramserver.logs")  # of commands that train; the others need not wait for its import
+        return code or (1 if logs is not None and logs.unwritten() is not None else 0)
     except ParamServerError as error:
         complain(str(error))
         return error.exit_code

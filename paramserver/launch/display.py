@@ -7,6 +7,7 @@ import time
 from typing import Protocol
 
 from paramserver.launch.progress import Rates, Waiting, metric_text, version_of
+from paramserver.logs import miss
 from paramserver.processes.lines import NamedLines, Output
 from paramserver.results.verdict import mode_text
 from paramserver.v1 import coordinator_pb2
@@ -49,10 +50,13 @@ class PlainDisplay:
         """Print it behind its name."""
         line = text if not name or (self._json and text.startswith("{")) else f"{name} | {text}"
         try:
-            print(line, flush=True)
-        except UnicodeEncodeError:  # standard output does not take all characters
-            encoding = sys.stdout.encoding
-            print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+            try:
+                print(line, flush=True)
+            except UnicodeEncodeError:  # standard output does not take all characters
+                encoding = sys.stdout.encoding
+                print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        except OSError as error:
+            miss(error)
 
     def update(self, status: coordinator_pb2.StatusResponse) -> None:
         """Print a line if it is time and something has happened."""

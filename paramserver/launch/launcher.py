@@ -42,7 +42,7 @@ from paramserver.records.opening import check_records
 from paramserver.report.writing import check_report
 from paramserver.results.gather import MovedError, gather
 from paramserver.results.summary import check_writable
-from paramserver.results.verdict import closing_lines, exit_code
+from paramserver.results.verdict import BROKEN, broken_lines, broken_untrained, closing_lines, exit_code
 from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold_for_run
 from paramserver.transport import grpc
@@ -306,8 +306,9 @@ class Launcher:
                     line = "the script ended without training: it never called ctx.prepare or Client.init"
                     if self._settings.run.ddp:
                         line = f"the script has ended on all {self._settings.cluster.workers} ranks"
-                    self._print([line, await self._report.untrained(channel)])
-                    return 0
+                    broken = broken_untrained(self._settings.run)
+                    self._print([line, await self._report.untrained(broken, channel), *broken_lines(broken)])
+                    return BROKEN if broken else 0
                 summary = await self._gather(status, channel, supervisor.restarts.total)
             code = exit_code(summary)
             *lines, last = closing_lines(status, summary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,9 @@ class Reporting:
         """The result was gathered. Returns a line for people; "" if no report is wanted. Raises UserError."""
         return await self._write(outcome.finished(summary, code), channel, _CALL_S, summary)
 
-    async def untrained(self, channel: Channel) -> str:
-        """The script has ended without training. Otherwise as :meth:`finished`."""
-        return await self._write(outcome.without_training(), channel, _CALL_S)
+    async def untrained(self, broken: Sequence[str], channel: Channel) -> str:
+        """The script has ended without training. ``broken``: promises. Otherwise as :meth:`finished`."""
+        return await self._write(outcome.without_training(broken), channel, _CALL_S)
 
     async def broken_off(
         self, code: int, why: str, channel: Channel | None, logs: Path, failed: Iterable[str], hurry_s: float = _CALL_S

@@ -13,6 +13,7 @@ from paramserver.launch.ranks import Ranks
 from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how, server_pids
 from paramserver.launch.spawn import START_TIMEOUT_S, Spawner
 from paramserver.machine.valkey import EmbeddedStore
+from paramserver.processes.lingering import Lingering
 from paramserver.processes.restarts import Restarts
 from paramserver.processes.silence import Silence
 from paramserver.v1 import coordinator_pb2, types_pb2
@@ -64,6 +65,7 @@ class Supervisor:
         self._wanted = 0
         # Since when the coordinator has not answered.
         self._unheard = Silence()
+        self._lingering = Lingering()
         self._answered_at = 0.0
         self._coordinated = 0
 
@@ -125,6 +127,7 @@ class Supervisor:
                         return code
             self._check_failed(self._status)
             self._check_hung(poll)
+            self._name_those_who_linger()
             await self._scale()
             await self._scale_servers(self._status)
             await self._seats.start_due((*self._rest, *self.workers))
@@ -175,11 +178,15 @@ class Supervisor:
         if code > 0:
             self._say(f"{seat.name} failed with exit code {code}; the run ends")
             return code
-        self._say(f"{seat.name} was killed by signal {-code}; its slices go to the others")
-        if not self.restarts.most or self._nothing_left():
+        if self._nothing_left():
+            self._say(f"{seat.name} was killed by signal {-code}, when the job had nothing left for it to do")
             seat.code = code
-        else:
+            return None
+        self._say(f"{seat.name} was killed by signal {-code}; its slices go to the others")
+        if self.restarts.most:
             self._again(seat, code)
+        else:
+            seat.code = code
         return None
 
     def _nothing_left(self) -> bool:
@@ -278,10 +285,18 @@ class Supervisor:
 
     # ---- the end
 
+    def _name_those_who_linger(self) -> None:
+        members = {one.pid for one in _members(self._status)}
+        left = [seat for seat in self.workers if seat.child.running and seat.child.pid not in members]
+        over = self._nothing_left() and self._ranks is None
+        if said := self._lingering.look(time.monotonic(), [seat.name for seat in left] if over else []):
+            self._say(said)
+
     async def _over(self) -> int | None:
         """All workers have ended: the exit code of the run, None if the run is not over."""
         codes = [seat.code for seat in self.workers if seat.code is not None]
         if 0 not in codes:
+            self._say("no script has come to its end; the run ends")
             return _TERMINATED if _TERMINATED in codes else 128 - min(codes)
         assert self._poll is not None
         status = await self._poll.ask()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from paramserver.core.records.steps import StepValues
 from paramserver.records import file
 from paramserver.records.trackers import TRACKERS, RunFacts, Tracker
 from paramserver.records.writing import Writing
+
+# Bytes that have to be free before a run begins: a disk without these is full.
+_ROOM = 16_384
 
 
 def check_records(run: Run) -> None:
@@ -36,6 +40,10 @@ def check_records(run: Run) -> None:
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         file.check(path)
+        if os.access(path.parent, os.W_OK):
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as trial:
+                trial.write(bytes(_ROOM))
+                trial.flush()
     except OSError as error:
         raise errors.UserError(f"run.records cannot be written to {path}: {error.strerror or error}") from error
 
@@ -48,18 +56,23 @@ def _installed(module: str) -> bool:
 
 
 def open_records(
-    run: Run, job: str, beginning: int, resumed: bool, settings: Mapping[str, str]
+    run: Run,
+    job: str,
+    beginning: int,
+    resumed: bool,
+    settings: Mapping[str, str],
+    missed: Callable[[str], None],
 ) -> tuple[Writing, list[StepValues], bool]:
     """Begin to write. Returns the steps that are in the file, and whether this very job has written them.
 
-    ``beginning``: the same for all coordinators of the job. ``resumed``: it goes on from a checkpoint.
+    ``beginning``: the same for all coordinators of the job. ``resumed``: it goes on from a checkpoint. ``missed``: is
+    called, from any thread, with a sentence if the file does not get all values.
     """
     facts = RunFacts(job, f"{beginning:x}", settings)
     trackers: list[Tracker] = [TRACKERS[name][0](facts) for name in run.trackers]
     earlier: list[StepValues] = []
-    ours = False
+    ours, records = False, None
     if run.records:
         records = file.RecordsFile(Path(run.records), job, beginning, resumed)
         earlier, ours = records.earlier()
-        trackers.append(records)
-    return Writing(trackers), earlier, ours
+    return Writing(trackers, records, missed), earlier, ours

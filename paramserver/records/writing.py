@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -19,10 +19,21 @@ WAITING = 20_000
 
 
 class Writing:
-    """The threads. :meth:`write` never blocks; :meth:`close` waits for a limited time."""
+    """The threads. :meth:`write` never blocks; :meth:`close` waits for a limited time.
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
+    ``promised``: what has to have all values, beside the trackers, which other people keep. If it misses some,
+    ``missed`` is called with a sentence, from any thread.
+    """
+
+    def __init__(
+        self,
+        trackers: Sequence[Tracker],
+        promised: Tracker | None = None,
+        missed: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self._threads = [_Thread(tracker) for tracker in trackers]
+        if promised is not None:
+            self._threads.append(_Thread(promised, missed))
 
     def write(self, steps: Sequence[StepValues]) -> None:
         """These steps were closed now."""
@@ -42,9 +53,9 @@ class Writing:
 
 
 class _Thread:
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, missed: Callable[[str], None] = lambda sentence: None) -> None:
         self.name = tracker.name
-        self._tracker = tracker
+        self._tracker, self._missed = tracker, missed
         self._queue: queue.Queue[tuple[StepValues, float] | None] = queue.Queue()
         # Nothing is written any more.
         self._failed = self._full = False
@@ -59,6 +70,7 @@ class _Thread:
             if not self._full:
                 self._full = True
                 log.warning(f"{self.name} is too slow for the logged values, and steps are left out: log less often")
+                self._missed(f"{self.name} does not have all logged values: it is too slow for them")
             return
         self._queue.put(item)
 
@@ -74,5 +86,7 @@ class _Thread:
             self._tracker.close()
         except (Exception, SystemExit) as error:  # other people's code: whatever it raises, training goes on
             self._failed = True
-            reason = " ".join(str(error).split()) or type(error).__name__
+            said = (isinstance(error, OSError) and error.strerror) or str(error)
+            reason = " ".join(said.split()) or type(error).__name__
             log.warning(f"{self.name} takes no more logged values, and training goes on without it: {reason}")
+            self._missed(f"{self.name} does not have all logged values: {reason}")

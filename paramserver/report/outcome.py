@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paramserver.report.data import Kind, Outcome
@@ -34,8 +34,10 @@ def running(status: Mapping[str, Any]) -> Outcome:
     return Outcome(kind=ends.get(status["state"], "running"), sentence=status["sentence"])
 
 
-def without_training() -> Outcome:
-    """Of a script that never asked for a cluster."""
+def without_training(broken: Sequence[str] = ()) -> Outcome:
+    """Of a script that never asked for a cluster. ``broken``: promises, each in a sentence."""
+    if broken:
+        return Outcome(kind="failed", sentence=f"The script ended without training: {'; '.join(broken)}.", exit_code=1)
     return Outcome(kind="done", sentence="The script ended without training.", exit_code=0)
 
 

@@ -51,6 +51,8 @@ def check_report(path: Path, setting: str = "run.report") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            raise errors.UserError(f"{setting} is {path}, which is a device or the like: name a file")
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
             file.write(bytes(_ROOM))
             file.flush()

@@ -72,6 +72,7 @@ class Result:
         Raises UserError if the file cannot be written.
         """
         import torch
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         from paramserver.tensors.dtypes import in_model_type, torch_dtype
@@ -90,6 +91,9 @@ class Result:
             save_file(state, path, metadata={"format": "pt", "version": str(self.version)})
         except OSError as error:
             raise errors.UserError(f"the weights cannot be written to {path}: {error.strerror or error}") from error
+        except SafetensorError as error:  # of a disk that is full, too
+            reason = str(error).removeprefix("Error while serializing: ").removeprefix("I/O error: ")
+            raise errors.UserError(f"the weights cannot be written to {path}: {reason}") from error
 
 
 async def collect(channels: Sequence[Channel], model: types_pb2.ModelSpec, job: str, timeline: int) -> Result:

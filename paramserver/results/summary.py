@@ -141,6 +141,8 @@ def check_writable(run: Run) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if path.exists() and not path.is_file():
+                raise errors.UserError(f"{setting} is {path}, which is a device or the like: name a file")
             if not os.access(path.parent, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
@@ -152,7 +154,10 @@ def write_summary(path: Path, summary: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(summary, indent=2) + "\n")
-        os.replace(temporary, path)
+        try:
+            temporary.write_text(json.dumps(summary, indent=2) + "\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise errors.UserError(f"the summary cannot be written to {path}: {error.strerror or error}") from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paramserver import errors
 from paramserver.checkpoint import catalog
 from paramserver.checkpoint.names import parse_name
 from paramserver.checkpoint.place import Place
+from paramserver.config import Run
 from paramserver.core.job.status import took_over
 from paramserver.v1 import coordinator_pb2, types_pb2
 
@@ -49,6 +50,16 @@ def exit_code(summary: Mapping[str, Any]) -> int:
     return BROKEN if summary["broken_promises"] else 0
 
 
+def broken_untrained(run: Run) -> list[str]:
+    """The broken promises of a job that has ended without training: files that there is nothing to write to."""
+    wanted = {"run.save": run.save, "run.summary": run.summary}
+    return [
+        f"nothing was trained, so {path}, which {setting} names, was not written"
+        for setting, path in wanted.items()
+        if path
+    ]
+
+
 def closing_lines(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any]) -> list[str]:
     """The last lines of a run. The very last says that every promise is kept, or there is a line per broken promise."""
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
@@ -62,8 +73,13 @@ def closing_lines(status: coordinator_pb2.StatusResponse, summary: Mapping[str, 
         f"{how}: {mode_text(status)}, {steps} in {summary['seconds']:.1f} s, "
         f"{summary['samples_per_s']:.0f} samples/s" + (f", {metrics}" if metrics else ""),
         f"weights sha256 {summary['weights_sha256']}",
-        *([f"promise broken: {sentence}" for sentence in broken] or [_all_there(status, summary)]),
+        *(broken_lines(broken) or [_all_there(status, summary)]),
     ]
+
+
+def broken_lines(broken: Iterable[str]) -> list[str]:
+    """A line for people for each broken promise."""
+    return [f"promise broken: {sentence}" for sentence in broken]
 
 
 _REASONS = {

@@ -23,17 +23,16 @@ from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.life import Ends, Phase
 from paramserver.core.layout.lr_scaling import LrScaling
 from paramserver.membership.settings import consistency_of, shared
-from paramserver.records.opening import open_records
-from paramserver.records.writing import Writing
 from paramserver.report.data import Outcome
 from paramserver.report.outcome import broken_off, finished, without_training
 from paramserver.results.gather import gather
-from paramserver.results.verdict import closing_lines, exit_code
+from paramserver.results.verdict import BROKEN, broken_lines, broken_untrained, closing_lines, exit_code
 from paramserver.resume.checkpointing import checkpoint_options, find_checkpoint, goes_on_there, split
 from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold
 from paramserver.resume.options import Options
 from paramserver.resume.resuming import Resuming
+from paramserver.roles.keeping import keep_records
 from paramserver.roles.patience import persist, to_the_end
 from paramserver.roles.reporting import in_force, write_own
 from paramserver.roles.standby import Standby
@@ -183,7 +182,8 @@ class Coordinating:
                         return None  # the job goes on from the records of these servers
                     await self._resume_own(service)
                 service.job.write_down()
-            writing = await self._open_records(service)
+            resumed = bool(self._settings.checkpoint.resume) or self._options.resume
+            writing = await keep_records(service.job, self._settings, resumed)
             await service.start()
             led = True
             self.endpoint.service = service
@@ -204,19 +204,6 @@ class Coordinating:
             await to_the_end(self._wind_up(service, led, keeping))
             if writing is not None:
                 await asyncio.to_thread(writing.close)
-
-    async def _open_records(self, service: CoordinatorService) -> Writing | None:
-        """Have logged values written where the settings say, going on with what an earlier coordinator has written."""
-        run, job = self._settings.run, service.job
-        if not (run.records or run.trackers):
-            return None
-        resumed = bool(self._settings.checkpoint.resume) or self._options.resume
-        settings = shared(self._settings)
-        opened = await asyncio.to_thread(open_records, run, job.options.job, job.beginning, resumed, settings)
-        writing, steps, ours = opened
-        job.records.go_on(steps, ours)
-        job.records.write = writing.write
-        return writing
 
     async def _wind_up(self, service: CoordinatorService, led: bool, keeping: asyncio.Task[None] | None) -> None:
         """Leave in the store only records that another coordinator may need."""
@@ -354,8 +341,10 @@ class Coordinating:
         status = await service.status(coordinator_pb2.StatusRequest(model=True))
         if not (status.HasField("model") and service.job.registry.ready):
             self._say("the job has ended without training")
-            line, code = await self._report(service, without_training())
-            self._say_all([line])
+            broken = broken_untrained(self._settings.run)
+            line, unwritten = await self._report(service, without_training(broken))
+            self._say_all([line, *broken_lines(broken)])
+            code = unwritten or (BROKEN if broken else 0)
             await service.job.conclude(Ends(Phase.STOPPED, "ended without training", exit_code=code))
             return code
         run, directory = self._settings.run, self._settings.checkpoint.place

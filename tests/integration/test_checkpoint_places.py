@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.integration.harness import SCRIPTS, Place, complaint, place_fixture, read_summary
+from tests.support.integration.harness import ROOT, SCRIPTS, Place, complaint, place_fixture, read_summary
 
 SCRIPT = SCRIPTS / "tiny.py"
 SMALL = ("--servers", "1", "--workers", "1", "--store", "memory")
@@ -49,3 +49,14 @@ def test_a_full_disk_ends_the_job_before_its_first_step(place: Place) -> None:
     assert "No space left on device" in done.said
     assert re.search(r"^used 4 of", done.out, re.MULTILINE), "the disk has four pages"
     assert [Path(found).name for found in re.findall(rf"^{disk}.*$", done.out, re.MULTILINE)] == ["disk", "ckpt"]
+
+
+def test_the_script_of_the_tutorial_goes_on_when_all_is_done(place: Place) -> None:
+    """No worker has a slice then, and the last epoch comes once more."""
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL)
+    script, ckpt = place.work / "train.py", place.work / "ckpt"
+    script.write_text(text)
+    first = place.paramserver("run", script, "--workers", "2", "--checkpoint-dir", ckpt).check()
+    again = place.paramserver("run", "--resume", ckpt).check()
+    (digest,) = re.findall("weights sha256 .*", first.out)
+    assert digest in again.out

@@ -49,3 +49,16 @@ def test_a_contribution_that_is_in_no_version_ends_the_run_with_code_1(place: Pl
     (sentence,) = summary["broken_promises"]
     assert sentence.startswith("1 contributions are not counted")
     assert done.out.splitlines()[-1] == f"promise broken: {sentence}"
+
+
+def test_a_script_that_has_not_trained_leaves_no_files_and_says_so(place: Place) -> None:
+    script = place.work / "nothing.py"
+    script.write_text("print('hello')\n")
+    saved, summary = place.work / "model.safetensors", place.work / "summary.json"
+    done = place.paramserver("run", script, *flags(place, "--save", str(saved))).check(1)
+    assert done.out.splitlines()[-3:] == [
+        "the script ended without training: it never called ctx.prepare or Client.init",
+        f"promise broken: nothing was trained, so {saved}, which run.save names, was not written",
+        f"promise broken: nothing was trained, so {summary}, which run.summary names, was not written",
+    ]
+    assert not saved.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,9 +19,12 @@ from paramserver.checkpoint.contents import ShardFacts
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, write_tensors
-from paramserver.cli.look.checkpoint import epochs
+from paramserver.cli.look.checkpoint import epochs, is_private
 from paramserver.cli.main import main
 from paramserver.errors import CheckpointError
+from paramserver.machine.jobs import Job, publish_job
+from paramserver.machine.runtime import ENV_RUNTIME_DIR
+from paramserver.processes.alive import process_birth
 from paramserver.server.saving.restoring import restore
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import types_pb2
@@ -354,3 +358,13 @@ def taken_in(place: Place, made: Manifest) -> ShardFacts:
     layout = layout_of(model)
     tensors = ShardTensors(layout, layout.chunks, "sgd")
     return restore(place, made, layout, model.optimizer, tensors)[1]
+
+
+def test_the_private_directory_of_a_run_is_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `checkpoint now` writes there is gone when the run ends, and the command says so."""
+    monkeypatch.setenv(ENV_RUNTIME_DIR, str(tmp_path / "runtime"))
+    pid = os.getpid()
+    publish_job(Job("digits", "127.0.0.1:8790", pid, 1.5, process_birth(pid), logs=str(tmp_path / "own" / "logs")))
+    assert is_private(str(tmp_path / "own" / "checkpoints"))
+    assert not is_private(str(tmp_path / "ckpt"))
+    assert not is_private("s3://bucket/run")

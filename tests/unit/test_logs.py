@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -165,3 +167,19 @@ def test_no_message_uses_a_key_that_every_line_has() -> None:
             ):
                 wrong += [f"{path}:{node.lineno} {key.arg}" for key in node.keywords if key.arg in COMMON]
     assert wrong == []
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_full_disk_behind_standard_error_does_not_end_the_process(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs._Process, "unwritten", None)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "write", full)
+    structlog.reset_defaults()
+    logs.configure("info", form, "coordinator")
+    structlog.get_logger().warning("lost")
+    logs.say("lost")
+    logs.complain("lost")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from paramserver import logs
+from paramserver.cli.common import guard
 from paramserver.launch.display import PlainDisplay
 from paramserver.processes.lines import Lines, NamedLines
 from paramserver.processes.process import Child
@@ -90,3 +93,24 @@ def test_characters_that_standard_output_does_not_know(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     PlainDisplay(1.0).line("worker-0", "für")
     assert raw.getvalue() == b"worker-0 | f\\xfcr\n"
+
+
+def test_a_full_disk_behind_standard_output_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so once, and does not end with code 0."""
+    monkeypatch.setattr(logs._Process, "unwritten", None)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys.stdout, "write", full)
+    display = PlainDisplay(1.0)
+    display.line("worker-0", "first")
+    display.line("worker-0", "second")
+    warning = "paramserver: warning: the output cannot be written, and the job goes on: No space left on device\n"
+    assert capsys.readouterr().err == warning
+    monkeypatch.undo()
+    logs.miss(BrokenPipeError())
+    assert guard(lambda: 0) == 1, "the reader does not have everything"
+    logs._Process.unwritten = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from math import inf, isnan, nan
 from pathlib import Path
@@ -147,6 +149,25 @@ def test_a_tracker_that_fails_says_one_sentence_and_delays_nobody(where: str) ->
     assert [line["event"] for line in said] == [
         "failing takes no more logged values, and training goes on without it: no network"
     ]
+
+
+def test_a_file_that_misses_values_is_a_broken_promise() -> None:
+    """A tracker is not: other people keep it."""
+    missed: list[str] = []
+    opened = Writing([Fails("open")], Fails("log"), missed.append)
+    for step in range(4):
+        opened.write([at(step, 1.0)])
+    opened.close()
+    assert missed == ["failing does not have all logged values: no network"]
+
+
+def test_a_disk_that_is_full_is_noticed_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    with pytest.raises(errors.UserError, match=r"run\.records cannot be written to .*: No space left on device"):
+        check_records(Run(records=str(tmp_path / "records.jsonl")))
 
 
 class Hangs(Fails):

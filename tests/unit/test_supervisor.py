@@ -192,6 +192,40 @@ def test_a_killed_worker_is_replaced_by_one_with_its_rank() -> None:
     assert world.supervisor.restarts.total == {"worker-1": 1}
 
 
+def test_scripts_that_go_on_when_the_job_is_done_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paramserver.processes.lingering._FIRST_S", 0.05)
+
+    async def story(world: World) -> None:
+        world.unnoticed = [world.of("worker-1")[0].pid]
+        world.status.finished = True
+        await world.ask()
+        world.of("worker-1")[0].end(0)
+        await until(lambda: world.said)
+        world.unnoticed = []
+        world.of("worker-0")[0].end(0)
+
+    world = World()
+    assert world.run(story) == 0
+    (said,) = world.said
+    assert said.startswith("the job is done, and the run has waited 0 s for worker-0 to end: the script goes on")
+
+
+def test_a_run_whose_scripts_are_all_killed_says_why_it_ends() -> None:
+    async def story(world: World) -> None:
+        world.status.finished = True
+        await world.ask()
+        for index in range(2):
+            world.of(f"worker-{index}")[0].end(-9)
+
+    world = World()
+    assert world.run(story) == 137
+    assert world.said == [
+        "worker-0 was killed by signal 9, when the job had nothing left for it to do",
+        "worker-1 was killed by signal 9, when the job had nothing left for it to do",
+        "no script has come to its end; the run ends",
+    ]
+
+
 def test_a_worker_that_dies_when_nothing_is_left_is_not_replaced() -> None:
     async def story(world: World) -> None:
         world.status.finished = True

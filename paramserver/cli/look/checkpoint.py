@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -36,7 +37,20 @@ def now(*, where: Where = NEAR) -> int:
     response = find_target(where).call("Coordinator.Checkpoint", CheckpointRequest(wait_s=WAIT_S), WAIT_S + 10.0)
     assert isinstance(response, CheckpointResponse)
     print(f"Wrote {response.name} to {response.place}.")
+    if is_private(response.place):
+        print(
+            "paramserver: warning: the run removes this directory when it ends: copy the checkpoint elsewhere to keep "
+            "it, and give --checkpoint-dir to the next run",
+            file=sys.stderr,
+        )
     return 0
+
+
+def is_private(place: str) -> bool:
+    """Whether a run on this machine keeps checkpoints there among its own files, since it was given no directory."""
+    from paramserver.machine.jobs import list_jobs
+
+    return any(job.logs and Path(place).parent == Path(job.logs).parent for job in list_jobs())
 
 
 @app.command(name="list", help_epilogue=example("checkpoint list"))

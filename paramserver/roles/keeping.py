@@ -1,0 +1,34 @@
+"""A coordinator has the values that scripts log written down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from paramserver.config import Settings
+from paramserver.coordinator.job import Job
+from paramserver.membership.settings import shared
+from paramserver.records.opening import open_records
+from paramserver.records.writing import Writing
+
+
+async def keep_records(job: Job, settings: Settings, resumed: bool) -> Writing | None:
+    """Have logged values written where the settings say, going on with what an earlier coordinator has written.
+
+    ``resumed``: the job goes on from a checkpoint. A file that misses values is a broken promise.
+    """
+    run, loop = settings.run, asyncio.get_running_loop()
+    if not (run.records or run.trackers):
+        return None
+
+    def missed(sentence: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the job with it
+            loop.call_soon_threadsafe(job.promises.broken.setdefault, "records", sentence)
+
+    opened = await asyncio.to_thread(
+        open_records, run, job.options.job, job.beginning, resumed, shared(settings), missed
+    )
+    writing, steps, ours = opened
+    job.records.go_on(steps, ours)
+    job.records.write = writing.write
+    return writing
