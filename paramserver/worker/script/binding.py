@@ -21,6 +21,7 @@ from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
 from paramserver.worker.flat import FlatSpace, PartialSum, put
 from paramserver.worker.gradients.backward import Backward
+from paramserver.worker.gradients.leftover import Leftover
 from paramserver.worker.later.groups import Groups
 from paramserver.worker.weights.writes import equal_bits
 
@@ -73,6 +74,7 @@ class ModelBinding:
         self._sort_out()
         self._collect_buffers(model)
         self._check()
+        self.leftover = Leftover(self.parameters)
         self._weights: FlatSpace | None = None
         # The space of which parameters are views.
         self._adopted: FlatSpace | None = None
@@ -319,9 +321,8 @@ class ModelBinding:
         return nullcontext() if backward is None else backward.held_back()  # None: nothing has left early so far
 
     def has_gradients(self, only: Collection[int] | None = None) -> bool:
-        """Whether some trained parameter has a gradient that is not zero. ``only``: of these, by index."""
-        gradients = (self.parameters[index].grad for index in (self._trained if only is None else only))
-        return any(gradient is not None and bool(torch.count_nonzero(gradient)) for gradient in gradients)
+        """Whether a trained parameter has a gradient of this slice that is not zero. ``only``: of these, by index."""
+        return self.leftover.has_new(self._trained if only is None else only)
 
     def _gather_buffer(self, buffer: _Buffer, partial: PartialSum, samples: int) -> None:
         tensor = buffer.tensor

@@ -98,6 +98,7 @@ class Steps:
             self.has_slice(item)
             self._schedules.align()
             self._guard.buffers()
+            self._binding.leftover.begin()
         seed_everything(self.seed("model"))
         if number + 1 == of:  # gradients leave in the last backward pass, when they are complete
             self._begin_early(item)
