@@ -83,3 +83,116 @@ def test_gradients_of_the_batch_that_is_left_out_are_refused(clears: bool) -> No
 
     with pytest.raises(errors.UserError, match="has gradients of the present one"):
         inside(script)
+
+
+# ---- what scripts look at, and what they change
+
+
+def begun(ctx: Context, model: Any, optimizer: Any, **options: Any) -> tuple[Any, Any, Any]:
+    """Model, optimizer and loader after one epoch."""
+    loader: Any = DataLoader(DATA, batch_size=BATCH, **options)
+    model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+    train_epoch(model, optimizer, loader)
+    return model, optimizer, loader
+
+
+def train_epoch(model: Any, optimizer: Any, loader: Any) -> None:
+    for x, y in loader:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def together(samples: Any) -> Any:
+    return torch.utils.data.default_collate(samples)
+
+
+def test_the_prepared_loader_has_the_options_of_the_scripts() -> None:
+    def script(ctx: Context) -> None:
+        model = Aligned()
+        given = DataLoader(DATA, batch_size=BATCH, drop_last=True, collate_fn=together)
+        _, _, loader = ctx.prepare(model, adamw(model.parameters()), given)
+        names = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator")
+        for name in (*names, "prefetch_factor", "persistent_workers", "multiprocessing_context"):
+            assert getattr(loader, name) is getattr(given, name), name
+        again = DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn, drop_last=loader.drop_last)
+        assert len(again) == SAMPLES // BATCH
+        assert not hasattr(loader, "state_dict")
+
+    inside(script)
+
+
+def test_optimizer_state_is_read_from_the_servers() -> None:
+    """The same as in state_dict(), and None or nothing where there is none."""
+
+    def script(ctx: Context) -> None:
+        model: Any = Aligned()
+        model, optimizer, _ = begun(ctx, model, adamw(model.parameters()))
+        saved = optimizer.state_dict()["state"]
+        assert len(optimizer.state) == len(saved) == 3
+        for number, parameter in enumerate(model.parameters()):
+            assert parameter in optimizer.state
+            for key, value in saved[number].items():
+                assert torch.equal(optimizer.state[parameter][key], value)
+        foreign = torch.zeros(1)
+        assert optimizer.state[foreign] == {}
+        assert optimizer.state.get(foreign) is None
+        assert set(optimizer.state) == set(model.parameters())
+
+    inside(script)
+
+
+def replaces_the_state(model: Any, optimizer: Any) -> None:
+    optimizer.state = defaultdict(dict)
+
+
+def clears_the_state(model: Any, optimizer: Any) -> None:
+    optimizer.state.clear()
+
+
+def sets_a_state(model: Any, optimizer: Any) -> None:
+    optimizer.state[model.second.weight] = {}
+
+
+def removes_a_group(model: Any, optimizer: Any) -> None:
+    del optimizer.param_groups[0]
+
+
+def appends_a_group(model: Any, optimizer: Any) -> None:
+    optimizer.param_groups.append({**optimizer.param_groups[0], "params": [nn.Parameter(torch.zeros(1))]})
+
+
+def replaces_the_parameters_of_a_group(model: Any, optimizer: Any) -> None:
+    optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][:1]
+
+
+def takes_a_parameter_out_of_a_group(model: Any, optimizer: Any) -> None:
+    optimizer.param_groups[0]["params"].pop()
+
+
+STATE = "changes optimizer.state, which is a copy of the servers' state"
+GROUPS = "optimizer.param_groups has other groups or other parameters than at ctx.prepare"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (replaces_the_state, STATE),
+        (clears_the_state, STATE),
+        (sets_a_state, STATE),
+        (removes_a_group, GROUPS),
+        (appends_a_group, GROUPS),
+        (replaces_the_parameters_of_a_group, GROUPS),
+        (takes_a_parameter_out_of_a_group, GROUPS),
+    ],
+)
+def test_changes_that_servers_would_not_see_are_refused(change: Callable[[Any, Any], None], sentence: str) -> None:
+    def script(ctx: Context) -> None:
+        model: Any = Aligned()
+        groups = [{"params": list(model.first.parameters())}, {"params": list(model.second.parameters())}]
+        model, optimizer, loader = begun(ctx, model, adamw(groups))
+        change(model, optimizer)
+        train_epoch(model, optimizer, loader)
+
+    with pytest.raises(errors.ModelError, match=sentence):
+        inside(script)
