@@ -196,3 +196,74 @@ def test_changes_that_servers_would_not_see_are_refused(change: Callable[[Any, A
 
     with pytest.raises(errors.ModelError, match=sentence):
         inside(script)
+
+
+# ---- complex buffers
+
+
+class Rotary(nn.Module):
+    """Turns pairs of numbers, as rotary embeddings do, and counts in a complex buffer, too."""
+
+    turns: Tensor
+    count: Tensor
+
+    def __init__(self, persistent: bool = True, dtype: torch.dtype = torch.complex64) -> None:
+        super().__init__()
+        self.inner = Aligned()
+        self.odd = nn.Parameter(torch.ones(1))  # what follows it lies at an odd place
+        angles = torch.arange(float(FEATURES // 2))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles).to(dtype), persistent=persistent)
+        self.register_buffer("count", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: Tensor) -> Any:
+        """Scores of the classes."""
+        self.count += 1 + 2j
+        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * self.turns
+        return self.inner(torch.view_as_real(turned).flatten(-2).to(x.dtype) * self.odd)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_complex_buffers(persistent: bool, dtype: torch.dtype) -> None:
+    """They are those of plain torch, for any number of workers, also in state dicts."""
+    held: list[Rotary] = []
+    saved: list[dict[str, Any]] = []
+
+    def script(ctx: Context) -> None:
+        model = Rotary(persistent, dtype)
+        begun(ctx, model, adamw(model.parameters()))
+        held.append(model)
+        saved.append(ctx.state_dict()["model"])
+
+    outcomes: list[Outcome] = [train(script, w, s, slices_per_step=2) for w, s in ((1, 1), (2, 2))]
+    assert outcomes[0].digests == outcomes[1].digests
+    assert outcomes[1].tensor("count").tolist() == [3.0, 6.0]
+    for model, state in zip(held, saved, strict=True):
+        assert torch.equal(model.turns, Rotary(dtype=dtype).turns)
+        assert model.count.item() == 3 + 6j
+        assert ("turns" in state) is persistent
+        fresh = Rotary(persistent, dtype)
+        fresh.load_state_dict(state)
+        assert fresh.count.item() == 3 + 6j
+
+
+def test_complex_buffers_are_loaded() -> None:
+    def script(ctx: Context) -> None:
+        model = Rotary()
+        loader: Any = DataLoader(DATA, batch_size=BATCH)
+        prepared, _, _ = ctx.prepare(model, adamw(model.parameters()), loader)
+        state = {name: value.clone() for name, value in prepared.state_dict().items()}
+        state["count"] = torch.tensor(5 - 1j)
+        ctx.load(model=state)
+        assert prepared.count.item() == 5 - 1j
+
+    inside(script)
+
+
+def test_real_numbers_of_complex_tensors() -> None:
+    pairs = torch.arange(7.0)[1:].view(3, 2)
+    value = in_model_type(pairs, torch.complex64)
+    assert value.tolist() == [1 + 2j, 3 + 4j, 5 + 6j]
+    assert torch.equal(real_of(value), pairs)
+    assert torch.equal(real_of(value.conj()), pairs * torch.tensor([1.0, -1.0]))
+    assert real_of(pairs) is pairs
