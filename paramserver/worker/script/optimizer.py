@@ -10,8 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paramserver import errors
-from paramserver.worker.script.far_state import FarState, lost
-from paramserver.worker.script.state import same
+from paramserver.worker.script.state import FarState, lost, same
 
 # A scheduler of torch gives this attribute to the method step() of its optimizer.
 _BY_SCHEDULER = "_wrapped_by_lr_sched"
