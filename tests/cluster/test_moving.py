@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from structlog.testing import capture_logs
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 from torch.utils.data import DataLoader
 
 from paramserver import errors
@@ -267,3 +266,57 @@ def test_real_numbers_of_complex_tensors() -> None:
     assert torch.equal(real_of(value), pairs)
     assert torch.equal(real_of(value.conj()), pairs * torch.tensor([1.0, -1.0]))
     assert real_of(pairs) is pairs
+
+
+# ---- several steps on a batch
+
+
+def steps_twice(ctx: Context, **options: Any) -> None:
+    """Two steps on each batch."""
+    model: Any = Aligned()
+    optimizer: Any = adamw(model.parameters())
+    model, optimizer, loader = ctx.prepare(model, optimizer, DataLoader(DATA, batch_size=BATCH), **options)
+    for x, y in loader:
+        for _ in range(2):
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def test_one_model_steps_twice_on_each_batch() -> None:
+    """As the sentence says that refuses it without turns."""
+    with pytest.raises(errors.UserError, match=r"to step several times on a batch, say how often .*turns=2"):
+        inside(steps_twice)
+    outcome = train(lambda ctx: steps_twice(ctx, name="model", turns=2), 2, 2, slices_per_step=1)
+    model = Aligned()
+    steps = [[(x, y)] for x, y in DataLoader(DATA, batch_size=BATCH) for _ in range(2)]
+    slice_by_slice(model, adamw(model.parameters(), fused=True), steps, cross_entropy)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(outcome.tensor(f"model.{name}"), parameter.detach()), name
+
+
+# ---- losses over a batch
+
+
+def contrasts(model: Any, x: Tensor, y: Tensor) -> None:
+    one, other = (F.normalize(model(scale * x)) for scale in (1.0, 1.1))
+    cross_entropy(one @ other.T / 0.1, torch.arange(len(x))).backward()
+
+
+def test_negatives_of_a_contrastive_loss_come_from_the_slice() -> None:
+    def script(ctx: Context) -> None:
+        model: Any = Aligned()
+        optimizer: Any = adamw(model.parameters())
+        model, optimizer, loader = ctx.prepare(model, optimizer, DataLoader(DATA, batch_size=BATCH, shuffle=True))
+        for _ in ctx.epochs(EPOCHS):
+            for x, y in loader:
+                optimizer.zero_grad()
+                contrasts(model, x, y)
+                optimizer.step()
+
+    outcome = train(script, 2, 2, slices_per_step=2)
+    model = Aligned()
+    steps = slices_of_steps(DATA, BATCH, 2, EPOCHS)
+    slice_by_slice(model, adamw(model.parameters(), fused=True), steps, cross_entropy, backward=contrasts)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(outcome.tensor(name), parameter.detach()), name

@@ -211,7 +211,10 @@ class Steps:
         taken: PartialSum | None = None
         if self.item is None:
             if self._position.data is not None:
-                raise errors.UserError("optimizer.step() belongs once into each iteration over the prepared loader")
+                raise errors.UserError(
+                    "optimizer.step() belongs once into each iteration over the prepared loader: to step several times "
+                    'on a batch, say how often (ctx.prepare(model, optimizer, loader, name="model", turns=2))'
+                )
             self.item = self._draws.take()
             if self.item is None:
                 # Weights that come with the slice reset the buffers. So the batch's changes are gathered before.
