@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from structlog.testing import capture_logs
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 from torch.utils.data import DataLoader
 
 from paramserver import errors
@@ -320,3 +321,47 @@ def test_negatives_of_a_contrastive_loss_come_from_the_slice() -> None:
     slice_by_slice(model, adamw(model.parameters(), fused=True), steps, cross_entropy, backward=contrasts)
     for name, parameter in model.named_parameters():
         assert torch.equal(outcome.tensor(name), parameter.detach()), name
+
+
+# ---- a schedule by step, and another one by epoch
+
+
+class WarmsUp:
+    """The rate rises with each step of the first epoch, and falls after each later one. ``rates``: of each batch."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def schedulers(self, optimizer: Any) -> tuple[Any, Any]:
+        return LinearLR(optimizer, 0.1, 1.0, 4), CosineAnnealingLR(optimizer, 3)
+
+    def loop(self, model: Any, optimizer: Any, loader: Any, by_step: Any, by_epoch: Any, epochs: Any) -> None:
+        for epoch in epochs:
+            for x, y in loader:
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                self.rates.append(optimizer.param_groups[0]["lr"])
+                optimizer.step()
+                if epoch == 0:
+                    by_step.step()
+            if epoch > 0:
+                by_epoch.step()
+
+    def __call__(self, ctx: Context) -> None:
+        model: Any = Aligned()
+        optimizer: Any = adamw(model.parameters())
+        schedulers = self.schedulers(optimizer)
+        prepared = ctx.prepare(model, optimizer, DataLoader(DATA, batch_size=BATCH), *schedulers)
+        self.loop(*prepared, ctx.epochs(3))
+
+
+def test_a_scheduler_by_step_and_another_one_by_epoch() -> None:
+    scripts = [WarmsUp(), WarmsUp()]
+    outcomes = [train(one, w, w, slices_per_step=1) for w, one in zip((1, 2), scripts, strict=True)]
+    assert outcomes[0].digests == outcomes[1].digests
+    model, twin = Aligned(), WarmsUp()
+    optimizer = adamw(model.parameters(), fused=True)
+    twin.loop(model, optimizer, DataLoader(DATA, batch_size=BATCH), *twin.schedulers(optimizer), range(3))
+    assert scripts[0].rates == twin.rates
+    for name, parameter in model.named_parameters():
+        assert torch.equal(outcomes[0].tensor(name), parameter.detach()), name
