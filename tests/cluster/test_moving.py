@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.tensors.dtypes import in_model_type, real_of
+from paramserver.worker.again import check_after
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import Outcome, inside, train
+from tests.support.cluster.harness import Cluster, Outcome, inside, train
 from tests.support.cluster.programs import FEATURES, Aligned, adamw, dataset, sgd
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
 
@@ -365,3 +366,19 @@ def test_a_scheduler_by_step_and_another_one_by_epoch() -> None:
     assert scripts[0].rates == twin.rates
     for name, parameter in model.named_parameters():
         assert torch.equal(outcomes[0].tensor(name), parameter.detach()), name
+
+
+# ---- one training after another
+
+
+def test_a_process_that_has_left_a_job_is_refused_if_it_joins_it_again() -> None:
+    """Its second training would be handed the weights of the first one. Another job takes it."""
+    with Cluster(2) as cluster:
+        ctx = cluster.context(0)
+        ctx.close()
+        with pytest.raises(errors.UserError, match=r"called again after ctx\.close\(\): a job is one training"):
+            check_after([ctx], cluster.job.worker(1))
+    with Cluster() as other:
+        engine = other.job.worker(0)
+        check_after([ctx], engine)
+        engine.close()
