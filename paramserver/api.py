@@ -24,7 +24,7 @@ from paramserver.machine.hosts import route_to
 from paramserver.machine.torchrun import torchrun
 from paramserver.membership.joining import JoinOptions
 from paramserver.membership.settings import adopted, consistency_of, fetch, shared
-from paramserver.processes.environment import ENV_INDEX, ENV_LOCAL, ENV_WISH, replaced_pids
+from paramserver.processes.environment import ENV_INDEX, ENV_LOCAL, ENV_WISH, is_part, replaced_pids
 from paramserver.records.opening import check_records
 from paramserver.results.verdict import broken_sentences
 from paramserver.tensors.own import allow
@@ -39,6 +39,7 @@ from paramserver.transport.shm.meeting import meet_in
 from paramserver.v1 import types_pb2
 from paramserver.web.metrics.members import WORKER, worker_samples
 from paramserver.web.metrics.port import MetricsPort
+from paramserver.worker.again import check_after, check_before
 from paramserver.worker.background import Background
 from paramserver.worker.chosen import seed_and_threads
 from paramserver.worker.client import RawClient
@@ -60,7 +61,8 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
 
     Raises ConfigError for settings that are wrong or differ from the job's, UnavailableError if no coordinator answers
     within ``cluster.join_timeout_s`` seconds, VersionMismatchError for another version of paramserver or torch,
-    DeniedError if the job does not accept certificate or token, UserError if this process has an open context of a job.
+    DeniedError if the job does not accept certificate or token, UserError if this process has an open context of a job,
+    or has left this job before.
 
     >>> ctx = ps.init(training__seed=1)
     >>> ctx.rank, ctx.world_size, ctx.is_main, ctx.mode
@@ -69,12 +71,8 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     settings = _settings(config, overrides)
     _set_log_up(settings)
     postpone_compiler()
-    if settings.cluster.coordinator and any(not context.closed for context in _contexts):
-        raise errors.UserError(
-            "ps.init() was called before in this process, which would be two workers whose steps wait for each other: "
-            "use the context that it returned, or close that first"
-        )
     if settings.cluster.coordinator:
+        check_before(_contexts, launched=ENV_INDEX in os.environ or is_part())
         with _background() as background:
             security = _security(settings)
             coordinator = to_coordinator(settings.cluster.coordinator, security)
@@ -83,7 +81,9 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
                 settings = _settings(config, {**overrides, **adopted(settings, theirs)})
             seed_and_threads(settings)
             settings = _share_gpus_out(settings)
-            context = Context(settings, _connected(settings, background, coordinator, security), _leave)
+            engine = _connected(settings, background, coordinator, security)
+            check_after(_contexts, engine)
+            context = Context(settings, engine, _leave)
     else:
         seed_and_threads(settings)
         job = _alone(settings)

@@ -75,12 +75,21 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def in_model_type(master: torch.Tensor, wanted: torch.dtype) -> torch.Tensor:
-    """Values of the master type in the model's type: rounded for whole numbers; above 0.5 is true."""
+    """Values of the master type in the model's type: rounded for whole numbers; above 0.5 is true; see `real_of`."""
     import torch
 
     if wanted is torch.bool:
         return master > 0.5
+    if wanted.is_complex:
+        return torch.view_as_complex(master.to(wanted.to_real(), copy=True))
     return (master if wanted.is_floating_point else master.round()).to(wanted)
+
+
+def real_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in real numbers, as it travels: a complex one has a last dimension for real and imaginary part."""
+    import torch
+
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 class _Writable:

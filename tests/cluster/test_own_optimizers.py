@@ -18,19 +18,20 @@ from tests.support.cluster.harness import alone, inside, train
 from tests.support.cluster.programs import Aligned, Program, dataset
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
 from tests.support.failover.rollback import Rig, Strike, same, twin
-from tests.support.own_optimizers import Careless, Lion, Normed, Silent
+from tests.support.own_optimizers import Bounded, Careless, Lion, Normed, Silent
 
 SAMPLES, BATCH = 64, 8
 cross_entropy: Any = nn.functional.cross_entropy
 MAKE: dict[str, Any] = {
     "elementwise": lambda p: Lion(p, lr=0.01, decay=0.1),
     "whole tensors": lambda p: Normed(p, lr=0.1, rounds=3),
+    "weights within a bound": lambda p: Bounded(p, lr=0.1),
 }
 
 
 @pytest.fixture(autouse=True)
 def allowed() -> Iterator[None]:
-    allow(f"{kind.__module__}:{kind.__name__}" for kind in (Lion, Normed, Careless))
+    allow(f"{kind.__module__}:{kind.__name__}" for kind in (Lion, Normed, Careless, Bounded))
     yield
     allow(())
 

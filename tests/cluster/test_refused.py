@@ -285,8 +285,10 @@ def test_prepare_twice_and_in_parts() -> None:
         scheduler = ctx.prepare(StepLR(optimizer, 1))
         with pytest.raises(errors.UserError, match="not StepScheduler again"):
             ctx.prepare(scheduler)
-        with pytest.raises(errors.ModelError, match="to train several, give each one a name"):
+        with pytest.raises(errors.ModelError, match="to train several at once, give each one a name"):
             ctx.prepare(other, sgd(other.parameters()))
+        with pytest.raises(errors.ModelError, match=r"has this model already, .* begin a job for each phase"):
+            ctx.prepare(model, plain(model.parameters()))
         ctx.prepare(DataLoader(dataset(8), batch_size=4))
         with pytest.raises(errors.DataError, match="a training loader already"):
             ctx.prepare(DataLoader(dataset(8), batch_size=4))

@@ -32,6 +32,21 @@ class Lion(torch.optim.Optimizer):
                 p.grad.zero_()
 
 
+@ps.server_optimizer(elementwise=True)
+class Bounded(torch.optim.Optimizer):
+    """Keeps weights within a bound, as those of a WGAN's critic."""
+
+    def __init__(self, params: Any, lr: float = 0.01, bound: float = 0.05):
+        super().__init__(params, {"lr": lr, "bound": bound})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(group["lr"] * p.grad).clamp_(-group["bound"], group["bound"])
+
+
 @ps.server_optimizer(arrays=("mean",), numbers=("largest",), counts=("step",))
 class Normed(torch.optim.Optimizer):
     """Momentum, divided by the norm of the whole tensor; a length of a loop, a count, and a number in the state."""

@@ -10,11 +10,23 @@ import pytest
 
 from paramserver import api as entry
 from paramserver import errors
+from paramserver.processes.environment import ENV_INDEX
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_second_worker_in_one_process_is_refused(closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for the first one for ever. After that one is closed, the job is looked for."""
+@pytest.mark.parametrize(
+    ("closed", "launched", "wanted", "text"),
+    [
+        (False, False, errors.UserError, r"ps\.init\(\) was called before in this process"),
+        (True, False, errors.UnavailableError, "nobody answers"),
+        (True, True, errors.UserError, r"called again after ctx\.close\(\): a job is one training"),
+    ],
+)
+def test_a_second_worker_in_one_process_is_refused(
+    closed: bool, launched: bool, wanted: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for the first one for ever. After that one is closed, another job is looked for."""
+    if launched:
+        monkeypatch.setenv(ENV_INDEX, "0")
     former: list[Any] = [SimpleNamespace(closed=closed)]
     monkeypatch.setattr(entry, "_contexts", former)
 
@@ -22,11 +34,6 @@ def test_a_second_worker_in_one_process_is_refused(closed: bool, monkeypatch: py
         raise errors.UnavailableError("nobody answers")
 
     monkeypatch.setattr(entry, "to_coordinator", nobody)
-    wanted, text = (
-        (errors.UnavailableError, "nobody answers")
-        if closed
-        else (errors.UserError, r"ps\.init\(\) was called before in this process")
-    )
     with pytest.raises(wanted, match=text):
         entry.init(cluster__coordinator="127.0.0.1:1", log__level="error")
 

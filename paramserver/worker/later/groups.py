@@ -24,7 +24,9 @@ class Groups:
 
     def __init__(self, optimizer: torch.optim.Optimizer, later: Sequence[object] = ()) -> None:
         self._optimizer = optimizer
-        self._first = len(optimizer.param_groups)
+        # The parameters of the optimizer's own groups, as servers lay them out.
+        self._laid_out = [_ids(group) for group in optimizer.param_groups]
+        self._first = len(self._laid_out)
         given = {id(p) for group in optimizer.param_groups for p in group["params"]}
         # By later group: its parameters, how servers have it while it waits, and the group that was added.
         self._parameters = [_parameters(number, one, given) for number, one in enumerate(later)]
@@ -32,8 +34,13 @@ class Groups:
         self._added: dict[int, tuple[Group, int]] = {}
 
     def all(self, present: Sequence[Group] | None = None) -> list[Group]:
-        """All groups, as servers have them. ``present``: groups in place of the optimizer's."""
+        """All groups, as servers have them. ``present``: groups in place of the optimizer's.
+
+        Raises ModelError if the script has taken groups or parameters out of the optimizer, or has put others in.
+        """
         own = self._optimizer.param_groups if present is None else present
+        if present is None:
+            self._check()
         if not self._waiting:
             return list(own)
         place = {id(group): number for number, group in enumerate(self._optimizer.param_groups)}
@@ -41,6 +48,17 @@ class Groups:
         for number, group in enumerate(self._waiting):
             found.append(own[place[id(self._added[number][0])]] if number in self._added else group)
         return found
+
+    def _check(self) -> None:
+        groups = self._optimizer.param_groups
+        own = [_ids(group) for group in groups[: self._first]]
+        if own != self._laid_out or len(groups) != self._first + len(self._added):
+            raise errors.ModelError(
+                "optimizer.param_groups has other groups or other parameters than at ctx.prepare, and servers lay them "
+                "out once: leave them as they are. To stop training some parameters, freeze them "
+                "(requires_grad_(False)) and clear their gradients; to train more, see docs/training.md, Groups that "
+                "are added later"
+            )
 
     def hypers(self, present: Sequence[Group] | None = None) -> list[Hypers]:
         """The hyper-parameters of all groups. Raises ModelError for values that servers do not take."""
@@ -89,6 +107,10 @@ class Groups:
             kept = [one for one in self._optimizer.param_groups if one is not group]
             self._optimizer.param_groups[:] = kept
         return bool(late)
+
+
+def _ids(group: Group) -> list[int]:
+    return [id(parameter) for parameter in group["params"]]
 
 
 def _parameters(number: int, given: object, known: set[int]) -> list[nn.Parameter]:

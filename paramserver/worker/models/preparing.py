@@ -200,7 +200,12 @@ class Prepared:
     ) -> None:
         if self.binding is not None:
             raise errors.ModelError(
-                "ctx.prepare has a model already: to train several, give each one a name (ctx.prepare(..., name=...))"
+                "ctx.prepare has this model already, and a job trains it with one optimizer: change learning rates and "
+                "freeze parameters between epochs, or begin a job for each phase, which loads the weights before "
+                "ctx.prepare"
+                if model is self.model
+                else "ctx.prepare has a model already: to train several at once, give each one a name "
+                "(ctx.prepare(..., name=...)); to train one after another, begin a job for each"
             )
         self._check_model(model, optimizer)
         model.to(self._parts.device)
@@ -253,7 +258,11 @@ class Prepared:
 
     def _prepare_loader(self, loader: DataLoader[Any], accumulate: int, batches: int, own_streams: bool) -> SliceLoader:
         if self.loader is not None:
-            raise errors.DataError("ctx.prepare has a training loader already; use others as they are")
+            raise errors.DataError(
+                "ctx.prepare has a training loader already: use loaders for evaluation as they are; to train on other "
+                "data later, give one loader all data and a sampler that chooses by epoch (set_epoch), or begin "
+                "another job"
+            )
         check_loader(loader, own_streams)
         slices = self._parts.engine.member.session.view.slices_per_step
         data = describe_loader(loader, accumulate, slices, batches)

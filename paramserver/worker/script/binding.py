@@ -13,7 +13,7 @@ from torch import nn
 from paramserver import errors
 from paramserver.core.layout.hypers import Hypers
 from paramserver.core.layout.plan import Kind, Plan, TensorSpec
-from paramserver.tensors.dtypes import SIZES, in_model_type
+from paramserver.tensors.dtypes import SIZES, in_model_type, real_of
 from paramserver.tensors.finite import are_finite, is_finite
 from paramserver.tensors.hypers import groups_to_proto
 from paramserver.tensors.optimizers import describe
@@ -21,6 +21,7 @@ from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
 from paramserver.worker.flat import FlatSpace, PartialSum, put
 from paramserver.worker.gradients.backward import Backward
+from paramserver.worker.gradients.leftover import Leftover
 from paramserver.worker.later.groups import Groups
 from paramserver.worker.weights.writes import equal_bits
 
@@ -73,6 +74,7 @@ class ModelBinding:
         self._sort_out()
         self._collect_buffers(model)
         self._check()
+        self.leftover = Leftover(self.parameters)
         self._weights: FlatSpace | None = None
         # The space of which parameters are views.
         self._adopted: FlatSpace | None = None
@@ -134,8 +136,8 @@ class ModelBinding:
             self.specs.append(
                 TensorSpec(
                     name=name,
-                    shape=tuple(buffer.shape),
-                    dtype=_dtype_name(buffer, name),
+                    shape=tuple(real_of(buffer).shape),
+                    dtype=_dtype_name(real_of(buffer), name),
                     kind=Kind.BUFFER,
                     aliases=tuple(aliases),
                     persistent=key not in module._non_persistent_buffers_set,
@@ -154,7 +156,7 @@ class ModelBinding:
                 "put it on one device before ctx.prepare"
             )
         for buffer in self._buffers:
-            tensor = buffer.tensor
+            tensor = real_of(buffer.tensor)
             if tensor.is_floating_point() or tensor.dtype is torch.bool or not tensor.numel():
                 continue
             low, high = tensor.aminmax()
@@ -224,7 +226,7 @@ class ModelBinding:
                 if view.dtype == parameter.dtype:
                     parameter.data = view
             for buffer in self._buffers:
-                space.view(buffer.index).copy_(buffer.tensor)
+                space.view(buffer.index).copy_(real_of(buffer.tensor))
         self._weights = space
         return space
 
@@ -268,6 +270,9 @@ class ModelBinding:
     def _marks(self) -> list[tuple[int, int]]:
         tensors = (buffer.tensor for buffer in self._buffers)
         return [(id(tensor), tensor._version) for tensor in tensors]
+
+    def _now_and_start(self, buffer: _Buffer) -> tuple[torch.Tensor, torch.Tensor]:
+        return real_of(buffer.tensor), real_of(self._start(buffer, buffer.tensor))
 
     def _start(self, buffer: _Buffer, like: torch.Tensor) -> torch.Tensor:
         assert self._weights is not None
@@ -319,13 +324,11 @@ class ModelBinding:
         return nullcontext() if backward is None else backward.held_back()  # None: nothing has left early so far
 
     def has_gradients(self, only: Collection[int] | None = None) -> bool:
-        """Whether some trained parameter has a gradient that is not zero. ``only``: of these, by index."""
-        gradients = (self.parameters[index].grad for index in (self._trained if only is None else only))
-        return any(gradient is not None and bool(torch.count_nonzero(gradient)) for gradient in gradients)
+        """Whether a trained parameter has a gradient of this slice that is not zero. ``only``: of these, by index."""
+        return self.leftover.has_new(self._trained if only is None else only)
 
     def _gather_buffer(self, buffer: _Buffer, partial: PartialSum, samples: int) -> None:
-        tensor = buffer.tensor
-        start = self._start(buffer, tensor)
+        tensor, start = self._now_and_start(buffer)
         if torch.equal(tensor, start):
             return
         place = partial.space.view(buffer.index)
@@ -335,7 +338,7 @@ class ModelBinding:
                 place.mul_(samples)
                 partial.used.add(buffer.index)
                 return
-        elif not (tensor.is_floating_point() or tensor.is_complex()):
+        elif not tensor.is_floating_point():
             torch.sub(tensor.to(place.dtype), start.to(place.dtype), out=place).mul_(samples)
             partial.used.add(buffer.index)
             return
@@ -352,8 +355,7 @@ class ModelBinding:
 
     def _write_change(self, buffer: _Buffer, place: torch.Tensor, samples: int) -> torch.Tensor:
         """Write samples × change into a buffer's place; whether there is none, on the device."""
-        tensor = buffer.tensor
-        start = self._start(buffer, tensor)
+        tensor, start = self._now_and_start(buffer)
         same = tensor == start
         if tensor.is_floating_point():
             same |= tensor.isnan() & start.isnan()
@@ -386,6 +388,11 @@ class ModelBinding:
 
 def _dtype_name(tensor: torch.Tensor, name: str) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_complex():
+        raise errors.ModelError(
+            f"{name!r} is of type {dtype}, which is not supported: make it a parameter of real numbers, with a last "
+            "dimension of 2, and call torch.view_as_complex in the forward pass"
+        )
     if dtype not in SIZES:
         raise errors.ModelError(f"{name!r} is of type {dtype}, which is not supported; supported: {', '.join(SIZES)}")
     return dtype

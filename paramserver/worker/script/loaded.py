@@ -14,7 +14,7 @@ from paramserver import errors
 from paramserver.core.layout.hypers import validate_change
 from paramserver.core.layout.plan import Kind
 from paramserver.core.work.passes import Passes
-from paramserver.tensors.dtypes import buffer_of, in_model_type
+from paramserver.tensors.dtypes import buffer_of, in_model_type, real_of
 from paramserver.tensors.finite import is_finite
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.engine import Engine
@@ -134,7 +134,7 @@ def put_weights(binding: ModelBinding, model: nn.Module, given: Mapping[str, Any
         if value.is_complex() and not mine.is_complex():
             raise errors.ModelError(f"{name!r} of the state dict is complex, the model's is {mine.dtype}")
         index = places[id(mine)]
-        into.view(index).copy_(value.detach().to("cpu").to(mine.dtype))
+        into.view(index).copy_(real_of(value.detach().to("cpu").to(mine.dtype)))
         if binding.specs[index].kind is Kind.PARAMETER and not is_finite(into.view(index).reshape(-1)):
             raise errors.ModelError(f"{name!r} of the state dict has a NaN or an infinite number: load finite weights")
         found.update(f"{index} ".encode())

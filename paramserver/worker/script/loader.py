@@ -17,6 +17,13 @@ from paramserver.worker.data.seeding import seed_everything
 from paramserver.worker.data.streams import Stream
 from paramserver.worker.pace import Item
 
+# What a DataLoader is made with, beside its data set: scripts look at it, for example to make another one.
+_OPTIONS = frozenset(
+    (
+        *("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator"),
+        *("prefetch_factor", "persistent_workers", "pin_memory_device", "multiprocessing_context"),
+    )
+)
 # A batch of a slice, by its number within the slice.
 _Part = tuple[Item, int]
 
@@ -261,6 +268,7 @@ class StreamBatches:
 class SliceLoader:
     """Replaces a DataLoader in ``ctx.prepare``. Iterating gives this worker's slices of the present epoch, in batches.
 
+    It has the options of the script's loader, such as ``num_workers`` and ``collate_fn``.
     ``len`` is the number of batches in an epoch, in synchronous mode divided by the slices of a step, as DDP divides it
     by its processes. It is that of the mode in which the job began, and stays when the mode changes. With one batch in
     a slice it is the number of updates of the whole job, and schedules count in it.
@@ -287,6 +295,11 @@ class SliceLoader:
         self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
         self._batches, self._device = batches, device
         self._position, self._length = position, length
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OPTIONS:
+            return getattr(self.loader, name)
+        raise AttributeError(f"the prepared loader has no {name!r}; the DataLoader of the script is its .loader")
 
     def __len__(self) -> int:
         return self._length()

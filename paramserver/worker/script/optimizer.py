@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paramserver import errors
-from paramserver.worker.script.state import same
+from paramserver.worker.script.state import FarState, lost, same
 
 # A scheduler of torch gives this attribute to the method step() of its optimizer.
 _BY_SCHEDULER = "_wrapped_by_lr_sched"
@@ -20,7 +19,7 @@ _BY_SCHEDULER = "_wrapped_by_lr_sched"
 class ServerOptimizer(torch.optim.Optimizer):
     """Shares its parameter groups and hooks with the optimizer that was given; ``step`` contributes.
 
-    The state is on the servers: :meth:`state_dict` reads it there. ``fetch`` gives it by parameter.
+    The state is on the servers: ``state`` and :meth:`state_dict` read it there. ``fetch`` gives it by parameter.
 
     >>> optimizer.param_groups[0]["lr"]
     0.1
@@ -37,7 +36,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         add_group: Callable[[dict[str, Any]], None],
     ) -> None:
         self.wrapped = wrapped
-        self._contribute, self._fetch, self._add_group = contribute, fetch, add_group
+        self._contribute, self._add_group = contribute, add_group
         # A scheduler was built on the optimizer before ctx.prepare.
         self._scheduled = hasattr(wrapped.step, _BY_SCHEDULER)
         super().__init__([{"params": list(group["params"])} for group in wrapped.param_groups], {})
@@ -46,6 +45,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         for name in _HOOKS:  # those registered so far, and their handles
             setattr(self, name, getattr(wrapped, name))
         wrapped.state.clear()  # the servers have it
+        self._far_state: Any = FarState(fetch)
+        self.state = self._far_state
         retire(wrapped)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -53,7 +54,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
         Returns what ``closure`` returns, if one is given. Hooks of ``register_step_pre_hook`` are called before the
         gradients are taken, those of ``register_step_post_hook`` when it returns. Raises UserError if the script has
-        written to parameters that are trained: the servers hold the weights.
+        written to parameters that are trained, and ModelError if it has replaced ``state``: the servers have both.
 
         >>> for x, y in loader:
         ...     F.mse_loss(model(x), y).backward()
@@ -62,6 +63,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         >>> ctx.version
         4
         """
+        if self.state is not self._far_state:
+            raise lost()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -87,11 +90,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         >>> if ctx.is_main:
         ...     torch.save({"optimizer": optimizer.state_dict(), "model": model.state_dict()}, "at.pt")
         """
-        self.state = defaultdict(dict, self._fetch())
-        try:
-            return super().state_dict()
-        finally:
-            self.state = defaultdict(dict)
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the hyper-parameters of a state that is the servers' present one.

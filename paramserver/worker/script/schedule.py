@@ -159,8 +159,9 @@ class Schedules:
 
     @property
     def _per_step_elsewhere(self) -> bool:
-        """Whether other workers advance their schedules in each step."""
-        return self._engine.weights.heard_schedule == shard_pb2.SCHEDULE_PER_STEP
+        """Whether other workers advance their schedules in each step, where this one has not done so with any."""
+        own = any(scheduler.per_step for scheduler in self._all)
+        return not own and self._engine.weights.heard_schedule == shard_pb2.SCHEDULE_PER_STEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -194,3 +194,50 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _without_none(state: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
     kept = {p: {key: value for key, value in states.items() if value is not None} for p, states in state.items()}
     return {p: states for p, states in kept.items() if states}
+
+
+class FarState(Mapping[Tensor, dict[str, Any]]):
+    """``optimizer.state`` of a prepared optimizer: reads from the servers with each access, and cannot be written to.
+
+    ``fetch`` gives the state by parameter; a parameter without state has an empty one.
+    """
+
+    def __init__(self, fetch: Callable[[], Mapping[Tensor, dict[str, Any]]]) -> None:
+        self._fetch = fetch
+
+    def __getitem__(self, parameter: Tensor) -> dict[str, Any]:
+        return self._fetch().get(parameter, {})
+
+    def get(self, parameter: Tensor, default: Any = None) -> Any:
+        """As of a dict."""
+        return self._fetch().get(parameter, default)
+
+    def __contains__(self, parameter: object) -> bool:
+        return parameter in self._fetch()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._fetch())
+
+    def __len__(self) -> int:
+        return len(self._fetch())
+
+    def items(self) -> ItemsView[Tensor, dict[str, Any]]:
+        """As of a dict, read once."""
+        return self._fetch().items()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self._fetch()),)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise lost()
+
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _refuse
+
+
+def lost() -> errors.ModelError:
+    """The refusal of a change that the servers would not see."""
+    return errors.ModelError(
+        "the script changes optimizer.state, which is a copy of the servers' state here, so the change would be lost: "
+        "change it before ctx.prepare, or change optimizer.state_dict() and give it to ctx.load(optimizer=...) in "
+        "every worker"
+    )

@@ -98,6 +98,7 @@ class Steps:
             self.has_slice(item)
             self._schedules.align()
             self._guard.buffers()
+            self._binding.leftover.begin()
         seed_everything(self.seed("model"))
         if number + 1 == of:  # gradients leave in the last backward pass, when they are complete
             self._begin_early(item)
@@ -210,7 +211,10 @@ class Steps:
         taken: PartialSum | None = None
         if self.item is None:
             if self._position.data is not None:
-                raise errors.UserError("optimizer.step() belongs once into each iteration over the prepared loader")
+                raise errors.UserError(
+                    "optimizer.step() belongs once into each iteration over the prepared loader: to step several times "
+                    'on a batch, say how often (ctx.prepare(model, optimizer, loader, name="model", turns=2))'
+                )
             self.item = self._draws.take()
             if self.item is None:
                 # Weights that come with the slice reset the buffers. So the batch's changes are gathered before.
