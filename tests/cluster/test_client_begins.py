@@ -47,9 +47,12 @@ def test_who_comes_to_a_running_job_only_looks_until_it_pushes() -> None:
         assert len(cluster.status().view.workers) == 1
         first.push(ONES)  # waits for nobody
         assert second.pull()["w"].tolist() == [1.0] * 3
-        second.push(ONES)
-        assert len(cluster.status().view.workers) == 2
-        first.close()
+        pushing = threading.Thread(target=lambda: second.push(ONES), daemon=True)
+        pushing.start()
+        until("it counts as a worker", lambda: len(cluster.status().view.workers) == 2)
+        first.close()  # a step has one slice, which was the first one's until now
+        pushing.join(20.0)
+        assert second.pull()["w"].tolist() == [2.0] * 3
         second.close()
 
 

@@ -27,9 +27,8 @@ class Job:
             timeline=1,
             consistency=Consistency(Mode.SYNC),
             stalls=self.stalls,
-            members=SimpleNamespace(
-                by_place=lambda: self.workers, of=lambda role: self.workers, get=lambda ident: None
-            ),
+            main=SimpleNamespace(places=lambda: self.workers),
+            members=SimpleNamespace(of=lambda role: self.workers, get=lambda ident: None),
         )
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         monkeypatch.setattr("paramserver.coordinator.watching.blame.time", clock)

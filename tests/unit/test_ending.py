@@ -26,6 +26,7 @@ def ending(data: DataSpec | None = None) -> tuple[Ending, Any]:
         schedule=SimpleNamespace(slices_per_epoch=data.slices_per_epoch if data else 0),
         seats=SimpleNamespace(away=[]),
         registry=SimpleNamespace(ready=False),
+        main=SimpleNamespace(undone=lambda: None),
     )
     made = Ending(cast(Any, job))
     made.finished = True

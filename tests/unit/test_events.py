@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paramserver.core.job.events import MAX_EVENTS, Event, Events, Facts, Gone
-from paramserver.core.job.rates import WINDOW_S, Rates
+from paramserver.core.records.rates import WINDOW_S, Rates
 
 RUNNING = Facts(phase="running", mode="sync", version=7, members={"server-0": 1, "worker-0": 2, "worker-1": 3})
 
