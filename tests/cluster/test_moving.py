@@ -219,7 +219,7 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor) -> Any:
         """Scores of the classes."""
         self.count += 1 + 2j
-        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * self.turns
+        turned = torch.view_as_complex(x.view(len(x), -1, 2)) * self.turns
         return self.inner(torch.view_as_real(turned).flatten(-2).to(x.dtype) * self.odd)
 
 
@@ -352,8 +352,9 @@ class WarmsUp:
         model: Any = Aligned()
         optimizer: Any = adamw(model.parameters())
         schedulers = self.schedulers(optimizer)
-        prepared = ctx.prepare(model, optimizer, DataLoader(DATA, batch_size=BATCH), *schedulers)
-        self.loop(*prepared, ctx.epochs(3))
+        loader: Any = DataLoader(DATA, batch_size=BATCH)
+        model, optimizer, loader, by_step, by_epoch = ctx.prepare(model, optimizer, loader, *schedulers)
+        self.loop(model, optimizer, loader, by_step, by_epoch, ctx.epochs(3))
 
 
 def test_a_scheduler_by_step_and_another_one_by_epoch() -> None:

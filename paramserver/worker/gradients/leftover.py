@@ -34,6 +34,6 @@ class Leftover:
             return False
         if index in self._former:
             former, writes = self._former[index]
-            if former() is gradient and writes == gradient._version:  # type: ignore[no-untyped-call]
+            if former() is gradient and writes == gradient._version:
                 return False
         return bool(torch.count_nonzero(gradient))

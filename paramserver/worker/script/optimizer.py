@@ -46,7 +46,7 @@ class ServerOptimizer(torch.optim.Optimizer):
             setattr(self, name, getattr(wrapped, name))
         wrapped.state.clear()  # the servers have it
         self._far_state: Any = FarState(fetch)
-        self.state = self._far_state
+        self.state = self._far_state  # type: ignore[assignment]
         retire(wrapped)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
