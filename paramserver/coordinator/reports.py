@@ -11,8 +11,8 @@ from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member, Role
-from paramserver.core.records.rates import Rates
 from paramserver.core.job.status import Departure, State, departed_status
+from paramserver.core.records.rates import Rates
 from paramserver.core.work.slices import assign
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
