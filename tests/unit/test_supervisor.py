@@ -253,7 +253,7 @@ def test_the_main_worker_is_replaced_if_it_dies_after_training() -> None:
     world = World()
     assert world.run(the_main_worker_is_killed_last) == 0
     assert world.said == [
-        "worker-0 was killed by signal 9; its slices go to the others",
+        "worker-0 was killed by signal 9, when the job had nothing left for it to do",
         "the main worker was killed before its script had come to its end (worker-0)",
         "worker-0 is started again (1 of at most 3 times in a row)",
     ]
