@@ -106,10 +106,10 @@ def test_a_range_is_added_up_and_goes_as_one_with_the_question_for_the_next_vers
 
 
 def test_a_range_that_is_no_node_goes_in_its_nodes(shell: Shell) -> None:
-    shell.tell(SharesChanged(0, 3))  # 0 to 4
+    shell.begin(2, 0, 3)  # 0 to 4
     assert shell.compute(0, 1, 2, 3) == [Add((2, 3), (3, 4)), Add((0, 2), (2, 4)), Push((0, 4))]
     assert shell.compute(4) == [PushAndWait((4, 5), 0.25, Assignment(WORKER, 0, 3, 1.0))]
-    shell.begin(2, 1, 3)  # 5 to 9
+    shell.begin(3, 1, 3)  # 5 to 9
     assert shell.compute(5) == [Push((5, 6))]
     assert shell.compute(6, 7) == [Add((6, 7), (7, 8)), Push((6, 8))]
     assert shell.compute(8, 9)[-1] == PushAndWait((8, 10), 0.25, Assignment(WORKER, 1, 3, 1.0))
@@ -251,10 +251,25 @@ def test_other_shares_end_the_sums_of_the_old_ones(shell: Shell) -> None:
 
 def test_other_shares_may_be_all_others(shell: Shell) -> None:
     shell.compute(4)
+    assert shell.tell(SharesChanged(0, 5)) == [Push((4, 5))]
+    assert shell.state.range == (0, 3)
+    assert shell.compute(0, 1) == [Add((0, 1), (1, 2)), Push((0, 2))]
+    assert shell.compute(2)[-1] == PushAndWait((2, 3), 0.25, Assignment(WORKER, 0, 5, 1.0))
+
+
+def test_a_worker_asks_for_work_once_another_one_has_left(shell: Shell) -> None:
+    """The worker that left may have computed slices of the new range, or have seen the whole step complete."""
+    shell.compute(4)
     assert shell.tell(SharesChanged(0, 3)) == [Push((4, 5))]
-    assert shell.state.range == (0, 5)
-    assert shell.compute(0, 1, 2) == []
-    assert shell.compute(3)[-1] == PushAndWait((0, 4), 0.25, Assignment(WORKER, 0, 3, 1.0))
+    of_three = Assignment(WORKER, 0, 3, 1.0)
+    assert shell.tell(SliceWanted()) == [AskForWork(0, Ask(of_three, 1, OF, frozenset({4})))]
+    assert shell.tell(Answered(2)) == [Compute(2)]
+    shell.now += 1.0
+    assert shell.tell(Computed(1, 2)) == [Push((2, 3))]
+    assert shell.tell(SliceWanted()) == [AskForWork(0, Ask(of_three, 1, OF, frozenset({2, 4})))]
+    assert shell.tell(Answered(None)) == [Wait(of_three)]
+    shell.begin(2, 0, 3)
+    assert shell.tell(SliceWanted()) == [Compute(0)]
 
 
 def test_who_has_no_share_waits_and_may_help(shell: Shell) -> None:

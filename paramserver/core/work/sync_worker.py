@@ -134,6 +134,8 @@ class SyncWorkerState:
                 return self._step_began(event, now)
             case SharesChanged(place, workers):
                 pushes = self._release()
+                # A worker that has left may have computed slices of the new range, or have seen the step complete.
+                self._given_away |= self.moves and workers < self._workers
                 self._deal(place, workers)
                 return pushes
             case SliceWanted():
