@@ -184,7 +184,8 @@ def test_more_workers_than_slices() -> None:
 
     def each(ctx: Context, slices: int) -> None:
         hold(ctx, slices)
-        if ctx.engine.member.session.name == "worker-3":  # one that has slices after the scaling: no step ends meanwhile
+        # This worker has slices after the scaling, so no step ends before the look.
+        if ctx.engine.member.session.name == "worker-3":
             wait(scaled, "the look at all of them")
 
     def mains() -> list[str]:
