@@ -221,7 +221,7 @@ def test_if_the_main_worker_leaves_before_it_has_brought_weights_another_one_is_
         until("both are there", lambda: ctx.world_size == 2)
         ctx.engine.close(ended=True)  # as at the exit of a script
 
-    script = Filled(lambda ctx: until("the first one has left", lambda: ctx.world_size == 1 and ctx.is_main))
+    script = Filled(lambda ctx: until("the first one has left", lambda: ctx.is_main))
     with Cluster(2, 1, lease_s=60.0) as cluster:
         workers = [cluster.start(leaves), cluster.start(script)]
         until("it is the main worker", lambda: mains(workers[1]) == [1])
