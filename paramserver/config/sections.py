@@ -69,8 +69,8 @@ class Cluster(Section):
         Must('"host:port", several of them with commas between, or empty'),
     ] = Field(
         default="",
-        description="Address of the coordinator, and of those that stand by for it. Empty: `run` takes a free port, "
-        "a script trains alone.",
+        description="Address of the coordinator, and of the coordinators that stand by for it. Empty: `run` takes a "
+        "free port; a script without `run` trains alone.",
     )
     listen: Annotated[str, empty_or(can_listen), Must('"host", "host:port" (port 0: any), or empty')] = Field(
         default="",
@@ -78,7 +78,8 @@ class Cluster(Section):
         "machine's address on the route to the coordinator, with a free port.",
     )
     advertise_host: Annotated[str, empty_or(is_host), Must("a host name or address, or empty")] = Field(
-        default="", description="Under which name others reach this process. Empty: the address that it listens on."
+        default="",
+        description="The name or address by which others reach this process. Empty: its listening address.",
     )
     servers: Processes = Field(default=1, description="Servers that share the model.")
     servers_per_host: ProcessesPerHost = Field(
@@ -96,12 +97,13 @@ class Cluster(Section):
     )
     placement: Literal["auto", "balanced", "split"] = Field(
         default="auto",
-        description="How much of the model each server takes. balanced: all as much. split: servers beside workers "
-        "less than the others, as is best for the links. auto: whichever the cost model says is faster.",
+        description="How much of the model each server holds. balanced: all servers hold the same share. split: "
+        "servers on a worker's host hold less, so that no link carries more than the others. auto: the "
+        "faster one of both by the cost model.",
     )
     link_mbps: Mbps = Field(
         default=1000.0,
-        description="How fast a host's link is, in Mb/s. Chunks are chosen by it where servers are on other hosts.",
+        description="How fast a host's link is, in Mb/s. It decides the size of chunks if servers are on other hosts.",
     )
     replicas: Replicas = Field(
         default="auto",
@@ -118,41 +120,48 @@ class Cluster(Section):
         description="The largest model, in bytes of weights on all servers together; a larger one is refused at once.",
     )
     beside_worker: bool = Field(
-        default=False, description="This server is on the host of a worker; see cluster.placement."
+        default=False, description="Whether this server is on the host of a worker; see cluster.placement."
     )
     workers: Processes = Field(
-        default=2, description="Workers the job starts with. A script without a cluster is one worker."
+        default=2,
+        description="Workers with which the job starts. A script that trains alone is one worker.",
     )
     store: Annotated[
         str,
         only_if(STORE.match),
         Must('"auto", "memory", or an address that begins with "redis://", "rediss://" or "unix://"'),
-    ] = Field(default="auto", description="Where the coordinator keeps its state. auto: a private server of its own.")
+    ] = Field(
+        default="auto",
+        description="Where the coordinator keeps its state. auto: in a private Redis server that it starts.",
+    )
     state_dir: PathText = Field(
         default="",
         description="Where `start coordinator` keeps a private store, in a directory of the job. Empty: paramserver in "
         "$XDG_STATE_HOME, or in ~/.local/state.",
     )
     store_password_file: PathText = Field(
-        default="", description="File with the store's password, in place of one in cluster.store. Empty: none."
+        default="", description="A file with the password of the store, if cluster.store has no password. Empty: none."
     )
     job: Annotated[
         str,
         empty_or(is_job_name),
         Must('up to 64 letters, digits, ".", "_" and "-" (a letter or digit first), or empty'),
     ] = Field(default="", description="Name of the job. Empty: `run` makes one up.")
-    join_timeout_s: Seconds = Field(default=180.0, description="How long a process waits for the others to arrive.")
-    lease_s: Seconds = Field(default=5.0, description="After this silence a member is taken for lost.")
+    join_timeout_s: Seconds = Field(
+        default=180.0, description="How long a process waits until all other processes of the job have come."
+    )
+    lease_s: Seconds = Field(default=5.0, description="A process that says nothing for so long counts as lost.")
     stall_s: SecondsOrNone = Field(
         default=8.0,
-        description="After this time without a slice, or four times what slices usually take if that is longer, the "
-        "slices of a worker that lives go to others. 0: never.",
+        description="If a worker lives but hands in no slice for so long, its slices go to other workers. If slices "
+        "usually take long, the time is four times as long as a slice. 0: never.",
     )
     wait_timeout_s: Seconds = Field(
         default=600.0, description="How long a worker waits for the others' slices of a step."
     )
     max_idle_s: Seconds = Field(
-        default=600.0, description="How long a job waits when a server or every worker is gone, or when it is stuck."
+        default=600.0,
+        description="How long a job waits before it fails, if it is stuck or lacks a server or all workers.",
     )
     transport: Literal["auto", "shm", "bulk", "grpc"] = Field(
         default="auto",
@@ -173,13 +182,13 @@ class Cluster(Section):
         Must("an absolute path of up to 62 bytes"),
     ] = Field(
         default="/dev/shm",
-        description="The directory in which processes of one host meet, to share memory. Containers need one in "
-        "common for it, such as a volume. Only sockets and empty files lie there.",
+        description="The directory in which processes of one host meet, to share memory. Containers need a directory "
+        "in common, for example a volume. The directory holds only sockets and empty files.",
     )
     bulk_port: Port = Field(
         default=0,
-        description="The port of a server for bulk connections, beside the one for gRPC. 0: any that is free. Several "
-        "servers of one machine take this port and the next ones.",
+        description="The port of a server for bulk connections, in addition to its port for gRPC. 0: a free port. "
+        "Several servers of one machine take this port and the following ports.",
     )
     max_restarts: Count = Field(
         default=3,
@@ -188,8 +197,9 @@ class Cluster(Section):
     )
     preload: bool = Field(
         default=True,
-        description="Whether `run` imports torch once, in a process of which servers and workers are forked. false: "
-        "each process imports torch by itself, for scripts that set variables like OMP_NUM_THREADS before the import.",
+        description="Whether `run` imports torch once, in a process from which it forks servers and workers. false: "
+        "each process imports torch by itself. Scripts that set variables such as OMP_NUM_THREADS before "
+        "the import need that.",
     )
     when_done: Literal["exit", "stay"] = Field(
         default="exit", description="What coordinator and servers do when the job is done."
@@ -208,12 +218,12 @@ class Consistency(Section):
         description="sync: a step is one update made of all its slices. async: every slice is an update.",
     )
     staleness: Staleness = Field(
-        default=3, description="async only: how many slices the fastest worker may be ahead of the slowest."
+        default=3, description="async only: by how many slices the fastest worker may be ahead of the slowest worker."
     )
 
 
 class Training(Section):
-    """Settings that decide the weights that come out."""
+    """Settings that change the resulting weights."""
 
     seed: Seed = Field(default=0, description="Seed of the data order, dropout and augmentation.")
     slices_per_step: Count = Field(
@@ -228,7 +238,8 @@ class Training(Section):
         default=1, description="lr_scaling only: the slices in a step that the script's learning rates are for."
     )
     lr_warmup_steps: Count = Field(
-        default=0, description="lr_scaling only: in so many steps the factor rises evenly from 1 to its whole."
+        default=0,
+        description="lr_scaling only: in so many steps the factor rises evenly from 1 to its full value.",
     )
     chunk_bytes: ChunkBytes = Field(
         default=0, description="Size of a chunk. 0: chosen from the size of the model and the links."
@@ -240,35 +251,40 @@ class Training(Section):
     )
     nonfinite: Literal["skip", "reject", "fail"] = Field(
         default="skip",
-        description="A NaN or infinite gradient: skip the step, reject the contribution, or fail the run.",
+        description="What happens if a gradient has NaN or infinity. skip: the step changes nothing. reject: the "
+        "contribution is left out. fail: the run ends with an error.",
     )
     poison: Literal["fail", "skip"] = Field(
         default="fail",
-        description="A slice that kills three workers that compute it: end the job and name it, or count it without "
-        "its samples.",
+        description="What happens if three workers have died while they computed the same slice. fail: the job ends, "
+        "and names the slice. skip: the samples of the slice are left out, and the job goes on.",
     )
     pull_precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32",
-        description="What weights are rounded to on their way to workers. Servers, checkpoints, results keep fp32.",
+        description="The precision to which weights are rounded on their way to workers. Servers, checkpoints and "
+        "results keep fp32.",
     )
     push_compression: Literal["none", "bf16", "fp16", "int8", "topk"] = Field(
         default="none",
         description="How gradients are made smaller on their way to servers. int8 and topk keep what they leave out "
         "for the next step; see docs/compression.md.",
     )
-    topk_ratio: Ratio = Field(default=0.01, description="topk only: which part of the numbers of a gradient is sent.")
+    topk_ratio: Ratio = Field(
+        default=0.01, description="topk only: the part of a gradient's numbers that is sent, the largest ones."
+    )
     residual_flush_every: Count = Field(
         default=0,
-        description="int8 and topk only: at versions that are multiples of this nothing is left out, which is where "
-        "checkpoints can be taken. 0: checkpoint.every, or 100 without.",
+        description="int8 and topk only: at versions that are multiples of this number, gradients leave nothing out. "
+        "Checkpoints are taken only there. 0: the value of checkpoint.every, or 100 if that is 0.",
     )
     threads_per_worker: Threads = Field(
-        default=1, description="Threads a worker computes with; other numbers change bits."
+        default=1,
+        description="Threads with which a worker computes. Another number changes the bits of the result.",
     )
     threads_per_server: ChosenThreads = Field(
         default=0,
-        description="Threads a server applies updates with; bits do not depend on it. 0: its share of the machine's "
-        "processors, 8 at most.",
+        description="Threads with which a server applies updates. The bits of the result do not depend "
+        "on it. 0: the server's share of the machine's processors, at most 8.",
     )
     device: Annotated[str, only_if(DEVICE.fullmatch), Must('"auto", "cpu", "mps", "cuda", or "cuda:N"')] = Field(
         default="auto", description="Where a worker computes. auto: a GPU if torch sees one."
@@ -280,9 +296,10 @@ class Checkpoint(Section):
 
     dir: Annotated[str, Must('a directory, a URL, or "none"')] = Field(
         default="",
-        description="Directory, or URL such as s3://bucket/path, that all servers and coordinators reach. none: `run` "
-        "keeps checkpoints as long as it runs; elsewhere a shard that is lost with all its copies ends the job. "
-        "Empty: the same, but a coordinator that other machines can reach does not start.",
+        description="Directory, or URL such as s3://bucket/path, that all servers and coordinators can reach. none: "
+        "`run` keeps checkpoints as long as it runs; without `run`, a shard that is lost with all its "
+        "copies ends the job. Empty: as none, but a coordinator that other machines can reach refuses to "
+        "start.",
     )
     every: Count = Field(
         default=0, description="Steps (async: slices) from one checkpoint to the next. 0: checkpoint.every_s counts."
@@ -293,10 +310,11 @@ class Checkpoint(Section):
         "version. `run` without checkpoint.dir: 0 unless it is set.",
     )
     keep: Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, le=1_000_000), Must("an integer of 1 or more")] = (
-        Field(default=3, description="How many checkpoints are kept; older ones are removed.")
+        Field(default=3, description="How many checkpoints are kept. Older checkpoints are removed.")
     )
     resume: Annotated[str, Must("a directory, a checkpoint in one, or a URL")] = Field(
-        default="", description="Go on from this checkpoint, or from the newest in this directory. Empty: begin anew."
+        default="",
+        description="Continue from this checkpoint, or from the newest one in this directory. Empty: begin anew.",
     )
 
     @property
@@ -308,7 +326,7 @@ class Checkpoint(Section):
 class Run(Section):
     """The script, and the files that a run writes."""
 
-    script: PathText = Field(default="", description="Training script, relative to where you are.")
+    script: PathText = Field(default="", description="The training script, relative to the current directory.")
     args: Annotated[tuple[str, ...], NoDecode, BeforeValidator(json_list), Must("a list of strings")] = Field(
         default=(), description="Arguments of the script. In the environment: a JSON list."
     )
@@ -316,7 +334,8 @@ class Run(Section):
     save: PathText = Field(default="", description="safetensors file for the weights. Empty: none.")
     ddp: bool = Field(
         default=False,
-        description="The script is one for DDP: its workers are the ranks of a process group, see docs/ddp.md.",
+        description="Whether the script is written for DDP. Its workers are then the ranks of a process group; see "
+        "docs/ddp.md.",
     )
     records: PathText = Field(
         default="", description="File of JSON lines for the values of ctx.log, one line per step. Empty: none."
@@ -365,7 +384,8 @@ class Security(Section):
     token: Token = Field(default=SecretStr(""), description="The token of all members, from the environment only.")
     admin_token: Token = Field(default=SecretStr(""), description="The operators' token, from the environment only.")
     insecure: bool = Field(
-        default=False, description="Allow other machines without TLS: everybody on the network can read and interfere."
+        default=False,
+        description="Allow other machines without TLS. Everybody on the network can then read and change the traffic.",
     )
 
 
@@ -387,11 +407,11 @@ class Web(Section):
         Must('"off", or "host:port" (port 0: any)'),
     ] = Field(
         default="off",
-        description="Where a server or a worker serves metrics about itself; under `run`, port 0 only. Those of the "
-        "coordinator are at the address of web.dashboard. off: nowhere.",
+        description="Where a server or a worker serves metrics about itself; under `run` only with port 0. The "
+        "coordinator serves its metrics at the address of web.dashboard. off: nowhere.",
     )
     otlp: Annotated[str, empty_or(is_web_url), Must('"http://HOST:PORT", the same with "https", or empty')] = Field(
         default="",
-        description="The OpenTelemetry collector to which this process sends metrics (OTLP over HTTP); on another "
-        "machine by https. Takes the packages of the extra `otel`. Empty: none.",
+        description="The OpenTelemetry collector to which this process sends metrics (OTLP over HTTP); to another "
+        "machine only by https. It needs the packages of the extra `otel`. Empty: none.",
     )
