@@ -62,10 +62,12 @@ class Background:
             return
 
         async def cancel_all() -> None:
-            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            this = asyncio.current_task()
+            # Tasks that end, and other threads, may begin further tasks meanwhile.
+            while tasks := [task for task in asyncio.all_tasks() if task is not this]:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
         self.run(cancel_all(), 10.0)
         self.loop.call_soon_threadsafe(self.loop.stop)
