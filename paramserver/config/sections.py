@@ -78,8 +78,7 @@ class Cluster(Section):
         "machine's address on the route to the coordinator, with a free port.",
     )
     advertise_host: Annotated[str, empty_or(is_host), Must("a host name or address, or empty")] = Field(
-        default="",
-        description="The name or address by which others reach this process. Empty: its listening address.",
+        default="", description="The name or address by which others reach this process. Empty: its listening address."
     )
     servers: Processes = Field(default=1, description="Servers that share the model.")
     servers_per_host: ProcessesPerHost = Field(
@@ -98,8 +97,8 @@ class Cluster(Section):
     placement: Literal["auto", "balanced", "split"] = Field(
         default="auto",
         description="How much of the model each server holds. balanced: all servers hold the same share. split: "
-        "servers on a worker's host hold less, so that no link carries more than the others. auto: the "
-        "faster one of both by the cost model.",
+        "servers on a worker's host hold less than the others, which is best for the links if pushes and pulls "
+        "overlap. auto: the placement that is faster by the cost model.",
     )
     link_mbps: Mbps = Field(
         default=1000.0,
@@ -123,8 +122,7 @@ class Cluster(Section):
         default=False, description="Whether this server is on the host of a worker; see cluster.placement."
     )
     workers: Processes = Field(
-        default=2,
-        description="Workers with which the job starts. A script that trains alone is one worker.",
+        default=2, description="Workers with which the job starts. A script that trains alone is one worker."
     )
     store: Annotated[
         str,
@@ -132,7 +130,7 @@ class Cluster(Section):
         Must('"auto", "memory", or an address that begins with "redis://", "rediss://" or "unix://"'),
     ] = Field(
         default="auto",
-        description="Where the coordinator keeps its state. auto: in a private Redis server that it starts.",
+        description="Where the coordinator keeps its state. auto: in a private store, see docs/store.md.",
     )
     state_dir: PathText = Field(
         default="",
@@ -148,13 +146,13 @@ class Cluster(Section):
         Must('up to 64 letters, digits, ".", "_" and "-" (a letter or digit first), or empty'),
     ] = Field(default="", description="Name of the job. Empty: `run` makes one up.")
     join_timeout_s: Seconds = Field(
-        default=180.0, description="How long a process waits until all other processes of the job have come."
+        default=180.0, description="How long a process waits for the other processes of the job to come."
     )
     lease_s: Seconds = Field(default=5.0, description="A process that says nothing for so long counts as lost.")
     stall_s: SecondsOrNone = Field(
         default=8.0,
-        description="If a worker lives but hands in no slice for so long, its slices go to other workers. If slices "
-        "usually take long, the time is four times as long as a slice. 0: never.",
+        description="If a worker lives but hands in no slice for so long, its slices go to other workers. If four "
+        "times the usual time of a slice is longer, that time counts. 0: never.",
     )
     wait_timeout_s: Seconds = Field(
         default=600.0, description="How long a worker waits for the others' slices of a step."
@@ -238,8 +236,7 @@ class Training(Section):
         default=1, description="lr_scaling only: the slices in a step that the script's learning rates are for."
     )
     lr_warmup_steps: Count = Field(
-        default=0,
-        description="lr_scaling only: in so many steps the factor rises evenly from 1 to its full value.",
+        default=0, description="lr_scaling only: in so many steps the factor rises evenly from 1 to its full value."
     )
     chunk_bytes: ChunkBytes = Field(
         default=0, description="Size of a chunk. 0: chosen from the size of the model and the links."
@@ -278,8 +275,7 @@ class Training(Section):
         "Checkpoints are taken only there. 0: the value of checkpoint.every, or 100 if that is 0.",
     )
     threads_per_worker: Threads = Field(
-        default=1,
-        description="Threads with which a worker computes. Another number changes the bits of the result.",
+        default=1, description="Threads with which a worker computes. Another number changes the bits of the result."
     )
     threads_per_server: ChosenThreads = Field(
         default=0,

@@ -250,11 +250,26 @@ def test_other_shares_end_the_sums_of_the_old_ones(shell: Shell) -> None:
 
 
 def test_other_shares_may_be_all_others(shell: Shell) -> None:
+    """Slice 4 is of the new range, and is not computed again."""
     shell.compute(4)
-    assert shell.tell(SharesChanged(0, 5)) == [Push((4, 5))]
-    assert shell.state.range == (0, 3)
-    assert shell.compute(0, 1) == [Add((0, 1), (1, 2)), Push((0, 2))]
-    assert shell.compute(2)[-1] == PushAndWait((2, 3), 0.25, Assignment(WORKER, 0, 5, 1.0))
+    assert shell.tell(SharesChanged(1, 5)) == [Push((4, 5))]
+    assert shell.state.range == (3, 6)
+    assert shell.compute(3) == [Push((3, 4))]
+    assert shell.compute(5)[-1] == PushAndWait((5, 6), 0.25, Assignment(WORKER, 1, 5, 1.0))
+
+
+def test_other_shares_are_added_up_if_a_worker_has_left_and_no_server_answers(shell: Shell) -> None:
+    shell.compute(4)
+    assert shell.tell(SharesChanged(0, 3)) == [Push((4, 5))]
+    assert shell.state.range == (0, 5)
+    for slice_ in range(4):
+        (asked,) = shell.tell(SliceWanted())
+        assert isinstance(asked, AskForWork)
+        assert shell.tell(NotAnswered()) == [Compute(slice_)]
+        shell.now += 1.0
+        effects = shell.tell(Computed(1, slice_))
+        assert [effect for effect in effects if isinstance(effect, Push)] == []
+    assert effects[-1] == PushAndWait((0, 4), 0.25, Assignment(WORKER, 0, 3, 1.0))
 
 
 def test_a_worker_asks_for_work_once_another_one_has_left(shell: Shell) -> None:
