@@ -21,11 +21,12 @@ from paramserver.core.layout.hypers import Hypers, Rule, rule_of, validate
 from paramserver.core.layout.plan import Kind, Layout, TensorSpec, master_dtype
 from paramserver.core.versions.ledger import Row
 from paramserver.core.versions.ranges import RangeSet
-from paramserver.errors import CheckpointError, ParamServerError
+from paramserver.core.work.advances import decode
+from paramserver.errors import CheckpointError, ParamServerError, ProtocolError
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.v1 import types_pb2
 
-_NUMBERS = ("applied", "skipped", "samples", "schedule", "folded_steps")
+_NUMBERS = ("applied", "skipped", "samples", "folded_steps")
 _LEDGER_COLUMNS = 5
 T = TypeVar("T")
 
@@ -35,14 +36,14 @@ class ShardFacts:
     """The counts that all shards of a checkpoint have in common.
 
     ``applied``: contributions in the version; ``skipped``: steps with a NaN or infinite gradient; ``samples``: in all
-    versions; ``schedule``: a number of shard_pb2.Schedule; ``counted``: by epoch, half-open ranges of asynchronous
+    versions; ``advances``: see `core.work.advances`; ``counted``: by epoch, half-open ranges of asynchronous
     slices; ``rows``, ``folded_steps``: see core.ledger; ``names``: of workers, by member number.
     """
 
     applied: int
     skipped: int
     samples: int
-    schedule: int
+    advances: str
     counted: dict[int, tuple[tuple[int, int], ...]]
     rows: list[Row]
     folded_steps: int
@@ -139,7 +140,8 @@ class Contents(Closing):
                 raise CheckpointError(f"{info.name} and {manifest.state[0].name} are not of the same moment")
         file, numbers = self._shards[0], {key: told[0][key] for key in _NUMBERS}
         names = _worker_names(file, manifest.state[0].name)
-        return ShardFacts(counted=told[0]["counted"], rows=_ledger_rows(file), names=names, **numbers)
+        counted, advances = told[0]["counted"], told[0]["advances"]
+        return ShardFacts(counted=counted, advances=advances, rows=_ledger_rows(file), names=names, **numbers)
 
     # ---- checking
 
@@ -219,12 +221,14 @@ def _told(file: TensorFile, name: str) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads(file.metadata["shard"])
         if any(type(facts[key]) is not int or facts[key] < 0 for key in ("version", *_NUMBERS)):
             raise ValueError("a number")
+        facts["advances"] = str(facts.get("advances", ""))
+        decode(facts["advances"])
         facts["counted"] = {
             int(epoch): tuple((int(lo), int(hi)) for lo, hi in ranges) for epoch, ranges in facts["counted"].items()
         }
         for ranges in facts["counted"].values():
             RangeSet.from_ranges(ranges)
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, ProtocolError) as error:
         raise CheckpointError(f"{name} does not say what its shard had counted") from error
     return facts
 

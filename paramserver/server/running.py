@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import structlog
 
@@ -256,7 +256,7 @@ class RunningShard:
         self.state.restore(facts.counted, facts.applied, facts.rows, facts.folded_steps)
         self.names = {**facts.names, **self.names}
         self.tensors.skipped, self.tensors.samples = facts.skipped, facts.samples
-        self.tensors.schedule = cast(shard_pb2.Schedule, facts.schedule)
+        self.tensors.advances = facts.advances
 
     def copy(self, version: Version, hurry: bool = True) -> bool:
         """Take a copy of the newest version for a checkpoint; False if too many are not released yet.

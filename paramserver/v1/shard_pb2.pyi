@@ -16,12 +16,6 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_INT8: _ClassVar[Encoding]
     ENCODING_TOPK: _ClassVar[Encoding]
 
-class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    SCHEDULE_UNSPECIFIED: _ClassVar[Schedule]
-    SCHEDULE_PER_STEP: _ClassVar[Schedule]
-    SCHEDULE_OTHER: _ClassVar[Schedule]
-
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
@@ -59,9 +53,6 @@ ENCODING_BF16: Encoding
 ENCODING_FP16: Encoding
 ENCODING_INT8: Encoding
 ENCODING_TOPK: Encoding
-SCHEDULE_UNSPECIFIED: Schedule
-SCHEDULE_PER_STEP: Schedule
-SCHEDULE_OTHER: Schedule
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_ACCEPTED: Outcome
 OUTCOME_DUPLICATE: Outcome
@@ -189,7 +180,7 @@ class AsyncName(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks", "schedule", "clip_norm", "nonce", "shared")
+    __slots__ = ("job", "timeline", "worker", "sync", "samples", "overflow", "base_version", "clock", "used", "groups", "chunks", "clip_norm", "nonce", "shared", "advances")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -202,10 +193,10 @@ class PushHeader(_message.Message):
     USED_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    ADVANCES_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     worker: int
@@ -217,11 +208,11 @@ class PushHeader(_message.Message):
     used: bytes
     groups: _containers.RepeatedCompositeFieldContainer[_types_pb2.GroupHypers]
     chunks: int
-    schedule: Schedule
     clip_norm: float
     nonce: int
     shared: SharedPush
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., clip_norm: _Optional[float] = ..., nonce: _Optional[int] = ..., shared: _Optional[_Union[SharedPush, _Mapping]] = ..., **kwargs) -> None: ...
+    advances: str
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., worker: _Optional[int] = ..., sync: _Optional[_Union[SyncName, _Mapping]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., base_version: _Optional[int] = ..., clock: _Optional[int] = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., clip_norm: _Optional[float] = ..., nonce: _Optional[int] = ..., shared: _Optional[_Union[SharedPush, _Mapping]] = ..., advances: _Optional[str] = ..., **kwargs) -> None: ...
 
 class SharedPush(_message.Message):
     __slots__ = ("attachment", "slot", "checked")
@@ -312,7 +303,7 @@ class SharedPull(_message.Message):
     def __init__(self, attachment: _Optional[int] = ..., reading: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "schedule", "taken", "slot", "draft", "counted", "copied")
+    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "taken", "slot", "draft", "counted", "copied", "advances")
     READY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -321,12 +312,12 @@ class PullHeader(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
+    ADVANCES_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     version: int
     timeline: int
@@ -335,13 +326,13 @@ class PullHeader(_message.Message):
     skipped: int
     waiting_for: str
     chunks: int
-    schedule: Schedule
     taken: _containers.RepeatedScalarFieldContainer[int]
     slot: int
     draft: int
     counted: bytes
     copied: bool
-    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., taken: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., draft: _Optional[int] = ..., counted: _Optional[bytes] = ..., copied: bool = ...) -> None: ...
+    advances: str
+    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., taken: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., draft: _Optional[int] = ..., counted: _Optional[bytes] = ..., copied: bool = ..., advances: _Optional[str] = ...) -> None: ...
 
 class IdleRequest(_message.Message):
     __slots__ = ("job", "timeline", "worker")
@@ -1052,7 +1043,7 @@ class ContributionRef(_message.Message):
     def __init__(self, sync: _Optional[_Union[SyncName, _Mapping]] = ..., worker: _Optional[int] = ..., nonce: _Optional[int] = ..., filler: bool = ..., **kwargs) -> None: ...
 
 class ForwardHeader(_message.Message):
-    __slots__ = ("job", "timeline", "placement", "version", "parts", "samples", "overflow", "used", "groups", "schedule", "chunks", "clocks", "min_clock", "consistency", "shared", "draft", "ahead", "feed")
+    __slots__ = ("job", "timeline", "placement", "version", "parts", "samples", "overflow", "used", "groups", "chunks", "clocks", "min_clock", "consistency", "shared", "draft", "ahead", "feed", "advances")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -1062,7 +1053,6 @@ class ForwardHeader(_message.Message):
     OVERFLOW_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
-    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -1071,6 +1061,7 @@ class ForwardHeader(_message.Message):
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     FEED_FIELD_NUMBER: _ClassVar[int]
+    ADVANCES_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     placement: int
@@ -1080,7 +1071,6 @@ class ForwardHeader(_message.Message):
     overflow: bool
     used: bytes
     groups: _containers.RepeatedCompositeFieldContainer[_types_pb2.GroupHypers]
-    schedule: Schedule
     chunks: int
     clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
     min_clock: int
@@ -1089,7 +1079,8 @@ class ForwardHeader(_message.Message):
     draft: int
     ahead: bool
     feed: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ContributionRef, _Mapping]]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., chunks: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., shared: _Optional[_Union[SharedForward, _Mapping]] = ..., draft: _Optional[int] = ..., ahead: bool = ..., feed: _Optional[int] = ...) -> None: ...
+    advances: str
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., placement: _Optional[int] = ..., version: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[ContributionRef, _Mapping]]] = ..., samples: _Optional[int] = ..., overflow: bool = ..., used: _Optional[bytes] = ..., groups: _Optional[_Iterable[_Union[_types_pb2.GroupHypers, _Mapping]]] = ..., chunks: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., shared: _Optional[_Union[SharedForward, _Mapping]] = ..., draft: _Optional[int] = ..., ahead: bool = ..., feed: _Optional[int] = ..., advances: _Optional[str] = ...) -> None: ...
 
 class SharedForward(_message.Message):
     __slots__ = ("meeting",)
@@ -1170,30 +1161,30 @@ class CatchUpResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ShardFacts(_message.Message):
-    __slots__ = ("applied", "applied_before", "duplicate", "skipped", "samples", "schedule", "ledger", "consistency", "counted", "clocks", "min_clock")
+    __slots__ = ("applied", "applied_before", "duplicate", "skipped", "samples", "ledger", "consistency", "counted", "clocks", "min_clock", "advances")
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     APPLIED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    ADVANCES_FIELD_NUMBER: _ClassVar[int]
     applied: int
     applied_before: int
     duplicate: int
     skipped: int
     samples: int
-    schedule: Schedule
     ledger: LedgerResponse
     consistency: _types_pb2.Consistency
     counted: bytes
     clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
     min_clock: int
-    def __init__(self, applied: _Optional[int] = ..., applied_before: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., ledger: _Optional[_Union[LedgerResponse, _Mapping]] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., counted: _Optional[bytes] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ...) -> None: ...
+    advances: str
+    def __init__(self, applied: _Optional[int] = ..., applied_before: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., samples: _Optional[int] = ..., ledger: _Optional[_Union[LedgerResponse, _Mapping]] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., counted: _Optional[bytes] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., advances: _Optional[str] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
     __slots__ = ("job", "group", "rank", "size", "ranks", "channel", "number", "piece", "what", "reduction", "dtype", "bytes", "data", "takes", "wait_s", "done", "opens", "leaves", "timeline", "mine")

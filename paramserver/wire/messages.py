@@ -26,7 +26,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import MAX_SLICES, counting
 
 # Raised when two releases no longer understand each other.
-PROTOCOL = 4
+PROTOCOL = 5
 
 # Limits of a model, which are checked before memory is allocated.
 MAX_TENSORS = 200_000

@@ -20,11 +20,11 @@ from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.models.preparing import Parts, Prepared
 from paramserver.worker.registered.objects import Objects
+from paramserver.worker.schedulers.schedules import Schedules
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import as_numbers
 from paramserver.worker.script.loaded import load, parts_of, read_weights
 from paramserver.worker.script.position import Position
-from paramserver.worker.script.schedule import Schedules
 from paramserver.worker.together import Together
 
 log = structlog.get_logger("paramserver.worker")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paramserver.config import Settings
 from paramserver.worker.chosen import device_of
 from paramserver.worker.engine import Engine
-from paramserver.worker.script.schedule import SchedulePosition
+from paramserver.worker.schedulers.position import SchedulePosition
 
 
 class Facts:

@@ -47,7 +47,7 @@ def forward_header(
         overflow=overflow,
         used=pack_mask(used, tensors),
         groups=groups_to_proto(leader.groups),
-        schedule=leader.schedule,
+        advances=leader.advances,
         clocks=clocks_to_proto(state.clocks_then()),
         min_clock=state.pulls.floor,
         consistency=consistency_to_proto(state.consistency),
@@ -74,7 +74,7 @@ def contribution(
         used=used,
         groups=hypers.of(header.groups),
         chunks=chunks,
-        schedule=header.schedule,
+        advances=header.advances,
         combined=True,
     )
 

@@ -15,6 +15,7 @@ from paramserver.core.layout.plan import Chunk
 from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.events import Outcome, WentIdle
 from paramserver.core.versions.names import SyncName
+from paramserver.core.work.advances import decode
 from paramserver.failpoints import reach
 from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.hypers import differing
@@ -159,6 +160,7 @@ class Contributions:
         counting("samples", header.samples, MAX_SAMPLES)
         counting("clock", header.clock)
         used = unpack_mask(header.used, len(shard.tensors.layout.tensors))
+        decode(header.advances)
         if not 0 <= header.clip_norm < math.inf:
             raise errors.ProtocolError(f"clip_norm must be finite and not negative, not {header.clip_norm}")
         if header.overflow and used:
@@ -182,14 +184,14 @@ def _check_base(header: shard_pb2.PushHeader, state: ShardState) -> None:
 def _check_agreement(contribution: Contribution, others: Iterable[Contribution]) -> None:
     """A step has one update, and so the hyper-parameters of its slices are the same. Raises ModelError.
 
-    Those of a worker that has just joined and does not know the schedule yet do not count: see `leading`.
+    Those of a worker that has just joined and does not know its schedulers yet do not count: see `leading`.
     """
     name = contribution.name
-    if not (isinstance(name, SyncName) and contribution.samples and contribution.schedule):
+    if not (isinstance(name, SyncName) and contribution.samples and contribution.advances):
         return
     for other in others:
         same_step = isinstance(other.name, SyncName) and other.name.step == name.step
-        if not (same_step and other.samples and other.schedule):
+        if not (same_step and other.samples and other.advances):
             continue
         if difference := differing(other.groups, contribution.groups):
             raise errors.ModelError(
@@ -211,7 +213,7 @@ def contribution_of(
         used=used,
         groups=shard.hypers.of(header.groups),
         chunks=chunks,
-        schedule=header.schedule,
+        advances=header.advances,
         clip_norm=header.clip_norm,
         nonce=header.nonce,
         checked=checked,

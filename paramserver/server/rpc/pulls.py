@@ -145,7 +145,7 @@ class Pulls:
             min_clock=pulled.min_clock,
             skipped=shard.tensors.skipped,
             chunks=len(version.moving(frozen)) if follow else 0,
-            schedule=shard.tensors.schedule,
+            advances=shard.tensors.advances,
             taken=shard.stealing.taken(version.number),
             slot=slot,
             draft=0 if frozen else version.draft,

@@ -37,7 +37,7 @@ def facts_of(state: ShardState, tensors: ShardTensors, names: Mapping[int, str])
         applied=state.counters.applied,
         skipped=tensors.skipped,
         samples=tensors.samples,
-        schedule=tensors.schedule,
+        advances=tensors.advances,
         counted={epoch: tuple(ranges) for epoch, ranges in state.counted().items()},
         rows=state.ledger.rows(),
         folded_steps=state.ledger.folded_steps,

@@ -329,7 +329,7 @@ def _facts(version: int, tensors: ShardTensors, state: ShardState) -> str:
             "applied": state.counters.applied,
             "skipped": tensors.skipped,
             "samples": tensors.samples,
-            "schedule": int(tensors.schedule),
+            "advances": tensors.advances,
             "mode": state.consistency.mode.value,
             "revision": state.consistency.revision,
             "folded_steps": state.ledger.folded_steps,

@@ -14,6 +14,7 @@ import torch
 from paramserver.core.layout.plan import Chunk, Kind, Layout, joined, units
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.versions.reduction import Node
+from paramserver.core.work.advances import Advances
 from paramserver.errors import NonFiniteError
 from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic.combine import Sum, combine
@@ -22,7 +23,6 @@ from paramserver.server.arithmetic.whole import state_of
 from paramserver.server.team import Team
 from paramserver.server.versions.receive import first_non_finite
 from paramserver.server.versions.version import Version
-from paramserver.v1 import shard_pb2
 
 if TYPE_CHECKING:
     from paramserver.core.versions.names import Name
@@ -52,8 +52,8 @@ class Contribution:
     chunks: Mapping[int, torch.Tensor]
     # Above 0: the global norm to which the step's gradient is clipped.
     clip_norm: float = 0.0
-    # How its worker's script advances the schedule; 0: the worker does not know yet.
-    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+    # As in `PushHeader`; empty: the worker does not know yet when its script advances schedulers.
+    advances: str = Advances().encode()
     # All numbers have been seen to be finite by this server, not only by the worker.
     checked: bool = True
     # Of a backup: the chunks are what the optimizer applies, as `ShardTensors.combined` of the primary has made them.
@@ -92,7 +92,7 @@ class ShardTensors:
         self.skipped = 0
         # Samples that all versions together were made of.
         self.samples = 0
-        self.schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+        self.advances = ""
         # Seconds that updates have waited for copies of the optimizer state.
         self.copy_s = 0.0
         self.states: dict[int, State] = {
@@ -130,7 +130,7 @@ class ShardTensors:
         """
         making = self.making(base, contributions)
         self.samples += making.samples
-        self.schedule = making.leader.schedule or self.schedule
+        self.advances = making.leader.advances or self.advances
         if any(c.overflow for c in contributions):
             self.skipped += 1
             return Version(base.number + 1, self.chunks, base.tensors)
@@ -355,11 +355,11 @@ class ShardTensors:
 
 
 def leading(contributions: Sequence[Contribution]) -> Contribution:
-    """The contribution whose hyper-parameters count: the first whose worker knows the schedule.
+    """The contribution whose hyper-parameters count: the first whose worker knows its schedulers.
 
-    A worker that has just joined has not advanced its schedule, so its hyper-parameters may be those of the start.
+    A worker that has just joined has not advanced its schedulers, so its hyper-parameters may be those of the start.
     """
-    return next((c for c in contributions if c.schedule), contributions[0])
+    return next((c for c in contributions if c.advances), contributions[0])
 
 
 def used_by(contributions: Sequence[Contribution]) -> frozenset[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paramserver.core.versions.names import Name
+from paramserver.core.work.advances import Advances
 from paramserver.v1 import shard_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class PushFacts:
     groups: Sequence[types_pb2.GroupHypers]
     base_versions: Sequence[int]
     clock: int = 0
-    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
+    advances: str = Advances().encode()
     clip_norm: float = 0.0
     nonce: int = 0
     slot: int | None = None

@@ -15,6 +15,7 @@ from paramserver import errors
 from paramserver.compress.options import Wire
 from paramserver.core.layout.plan import moving_bytes
 from paramserver.core.versions.names import Name, SyncName
+from paramserver.core.work.advances import Advances
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.device import Ticket
 from paramserver.worker.flat import PartialSum
@@ -53,8 +54,8 @@ class Sender:
         # The partial sum that leaves while it is computed, until the script has stepped.
         self._filling: PartialSum | None = None
         self._pushing: set[PushFuture] = set()
-        # How this script advances its schedule, as far as it has shown.
-        self._schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_OTHER
+        # See `PushHeader.advances`.
+        self._advances = Advances().encode()
         # The global norm to which the gradient of the present step is clipped; 0: the gradient is not clipped.
         self.clip_norm = 0.0
 
@@ -65,9 +66,9 @@ class Sender:
         self.outgoing = Outgoing(wire)
         self._member.keep_place(self.outgoing.keeps)
 
-    def advances(self, schedule: shard_pb2.Schedule) -> None:
-        """How this script advances its schedule, as far as it has shown."""
-        self._schedule = schedule
+    def advances(self, advances: str) -> None:
+        """When this script advances which schedulers, encoded; empty if it has not shown it."""
+        self._advances = advances
 
     def clip_to(self, norm: float) -> None:
         """The servers are to clip the gradient of the present step to this global norm; 0: they do not clip."""
@@ -259,7 +260,7 @@ class Sender:
             groups=groups,
             base_versions=list(self._weights.versions),
             clock=clock,
-            schedule=self._schedule,
+            advances=self._advances,
             clip_norm=self.clip_norm if isinstance(name, SyncName) else 0.0,
             nonce=secrets.randbits(63) | 1,
             slot=partial.space.number,

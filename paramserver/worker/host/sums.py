@@ -202,7 +202,7 @@ class Sums:
             used=frozenset() if part.overflow else part.used,
             groups=list(part.like.groups),
             base_versions=[part.like.base_version] * self._plan.shards,
-            schedule=part.like.schedule,
+            advances=part.like.advances,
             clip_norm=part.like.clip_norm,
             nonce=secrets.randbits(63) | 1,
         )

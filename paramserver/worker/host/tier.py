@@ -168,7 +168,7 @@ class HostTier:
             samples=facts.samples,
             overflow=facts.overflow,
             base_version=facts.base_versions[0],
-            schedule=facts.schedule,
+            advances=facts.advances,
             clip_norm=facts.clip_norm,
             used=pack_mask(facts.used, len(self.plan.layout.tensors)),
             groups=facts.groups,

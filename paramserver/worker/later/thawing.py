@@ -7,8 +7,8 @@ from typing import Any
 from paramserver import errors
 from paramserver.core.work.passes import Passes
 from paramserver.worker.engine import Engine
+from paramserver.worker.schedulers.schedules import Schedules
 from paramserver.worker.script.binding import ModelBinding
-from paramserver.worker.script.schedule import Schedules
 
 # The name under which workers tell each other that a group was added in an epoch. The number is that of the group.
 _NAME = "parameter groups"

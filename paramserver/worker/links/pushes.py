@@ -219,7 +219,7 @@ class Pushes:
             overflow=facts.overflow,
             base_version=facts.base_versions[shard],
             clock=facts.clock,
-            schedule=facts.schedule,
+            advances=facts.advances,
             clip_norm=facts.clip_norm,
             nonce=facts.nonce,
             used=pack_mask(facts.used, len(self._targets.plan.layout.tensors)),

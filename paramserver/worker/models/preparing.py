@@ -26,14 +26,16 @@ from paramserver.worker.models import sync_batch_norm
 from paramserver.worker.models.prepared import Models, State
 from paramserver.worker.models.steps import TurnSteps
 from paramserver.worker.registered.objects import Objects
+from paramserver.worker.schedulers.position import SchedulePosition
+from paramserver.worker.schedulers.scheduler import StepScheduler
+from paramserver.worker.schedulers.schedules import Schedules
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import check_accumulate, check_loader, check_model, check_objects, check_scheduler
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loader import Batches, IndexedBatches, SliceLoader, StreamBatches
-from paramserver.worker.script.optimizer import ServerOptimizer, StepScheduler, told_of_steps
+from paramserver.worker.script.optimizer import ServerOptimizer, told_of_steps
 from paramserver.worker.script.position import Position
-from paramserver.worker.script.schedule import SchedulePosition, Schedules
 from paramserver.worker.script.state import bring, in_torch_format
 from paramserver.worker.script.steps import Steps
 from paramserver.worker.weights.reads import Reads

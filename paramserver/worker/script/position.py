@@ -15,8 +15,8 @@ from paramserver.worker.job.phases import COMPUTE, DATA
 from paramserver.worker.later.thawing import Thawing
 from paramserver.worker.pace import Item
 from paramserver.worker.registered.objects import Objects
+from paramserver.worker.schedulers.schedules import Schedules
 from paramserver.worker.script.guard import Guard
-from paramserver.worker.script.schedule import Schedules
 from paramserver.worker.script.steps import Steps
 
 log = structlog.get_logger("paramserver.worker")
@@ -137,7 +137,7 @@ class Position:
             if self._thawing is not None:
                 self._thawing.check()
             if item is None:  # a schedule is where the epoch's last update has brought it
-                self._schedules.align()
+                self._schedules.align(at_end=True)
                 return None
             if back is not None:
                 self._schedules.set_back(back)

@@ -20,11 +20,13 @@ from paramserver.worker.engine import Engine
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace import Item
 from paramserver.worker.registered.objects import Objects
+from paramserver.worker.schedulers.position import SchedulePosition
+from paramserver.worker.schedulers.rates import Rates
+from paramserver.worker.schedulers.schedules import Schedules
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loader import of_batch
-from paramserver.worker.script.schedule import Rates, SchedulePosition, Schedules
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -172,6 +174,7 @@ class Steps:
         while not self._step(unscale, overflow):
             # Without a loader: a worker joined or left, and another worker had this part of the step.
             self._engine.sender.handed.handed_in_again()
+            self._schedules.hands_in_again()
             self._clip_norm = clip_norm
         if self._position.data is None:
             self._binding.reset_buffers()

@@ -37,7 +37,7 @@ class Pulled:
     skipped: int
     consistency: Consistency
     chunks: dict[int, memoryview]
-    schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+    advances: str = ""
     # Slices of the previous step that were given to other workers than their owners; server 0 knows.
     taken: frozenset[int] = frozenset()
     # Where the weights lie in memory shared with the server, if they do.
@@ -79,7 +79,7 @@ def pulled_of(
         header.skipped,
         consistency_from_proto(header.consistency),
         chunks,
-        header.schedule,
+        header.advances,
         frozenset(header.taken),
         slot,
         rest,

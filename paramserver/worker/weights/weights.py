@@ -12,7 +12,6 @@ from paramserver.core.layout.plan import Kind
 from paramserver.core.versions.events import AtLeast, Latest
 from paramserver.failpoints import reach
 from paramserver.tracing import SCRIPT
-from paramserver.v1 import shard_pb2
 from paramserver.worker.device import Ticket
 from paramserver.worker.flat import FlatSpace
 from paramserver.worker.job.member import Member
@@ -79,8 +78,8 @@ class Weights:
         self.skipped = 0
         # Slices of the last step that were given to other workers than their owners.
         self.taken: frozenset[int] = frozenset()
-        # How workers advance their schedules, by what shards have heard.
-        self.heard_schedule: shard_pb2.Schedule = shard_pb2.SCHEDULE_UNSPECIFIED
+        # When workers advance their schedulers, by what shards have heard; see `core.work.advances`.
+        self.heard_advances = ""
         # Servers copy the version at hand for a checkpoint.
         self.copied = False
 
@@ -134,7 +133,7 @@ class Weights:
         self._places.installed(self.version)
         self.skipped = max(result.skipped for result in results)
         self.taken = results[0].taken
-        self.heard_schedule = max(result.schedule for result in results)
+        self.heard_advances = max((result.advances for result in results), key=len)
         self.copied = any(result.copied for result in results)
         self._modes.heard(result.consistency for result in results)
         self.watch.came(self.space)

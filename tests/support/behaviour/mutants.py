@@ -13,9 +13,9 @@ from paramserver.core.work.slices import DataSpec
 from paramserver.worker import context
 from paramserver.worker.data import order
 from paramserver.worker.models import preparing
+from paramserver.worker.schedulers.schedule import OptimizerSchedule
 from paramserver.worker.script import loader
 from paramserver.worker.script.binding import ModelBinding
-from paramserver.worker.script.optimizer import StepScheduler
 from paramserver.worker.script.state import NOTHING
 
 Mutant = Callable[[], AbstractContextManager[object]]
@@ -46,7 +46,7 @@ def skipped_batch() -> AbstractContextManager[object]:
 
 def late_schedule() -> AbstractContextManager[object]:
     """Schedules that are advanced per step stay where they are."""
-    return mock.patch.object(StepScheduler, "catch_up", return_value=None)
+    return mock.patch.object(OptimizerSchedule, "advance_in_steps", return_value=None)
 
 
 def other_order() -> AbstractContextManager[object]:

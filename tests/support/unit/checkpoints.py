@@ -65,7 +65,7 @@ POSITION: dict[str, Any] = {
 
 def facts(version: int, **others: Any) -> dict[str, str]:
     """What a shard knows beside its tensors, as it stands in its file."""
-    numbers = {"applied": 2 * version, "skipped": 0, "samples": 20 * version, "schedule": 0, "folded_steps": 0}
+    numbers = {"applied": 2 * version, "skipped": 0, "samples": 20 * version, "folded_steps": 0}
     return {"shard": json.dumps({"version": version, **numbers, "counted": {}, **others})}
 
 
