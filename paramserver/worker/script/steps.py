@@ -224,7 +224,7 @@ class Steps:
                 taken = self._engine.places.pool.take()
                 self._binding.gather(taken, 1, unscale)
                 self.item = self._engine.loop.next_item(0, False)
-                self._schedules.align()
+            self._schedules.align()
             assert self.item is not None
         elif taken is None:
             self._check_due()
