@@ -19,9 +19,9 @@ from paramserver.checkpoint.storage.folder import Closing
 from paramserver.checkpoint.tensorfile import Entry, TensorFile
 from paramserver.core.layout.hypers import Hypers, Rule, rule_of, validate
 from paramserver.core.layout.plan import Kind, Layout, TensorSpec, master_dtype
+from paramserver.core.versions.advances import decode
 from paramserver.core.versions.ledger import Row
 from paramserver.core.versions.ranges import RangeSet
-from paramserver.core.work.advances import decode
 from paramserver.errors import CheckpointError, ParamServerError, ProtocolError
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.v1 import types_pb2
@@ -36,7 +36,7 @@ class ShardFacts:
     """The counts that all shards of a checkpoint have in common.
 
     ``applied``: contributions in the version; ``skipped``: steps with a NaN or infinite gradient; ``samples``: in all
-    versions; ``advances``: see `core.work.advances`; ``counted``: by epoch, half-open ranges of asynchronous
+    versions; ``advances``: see `core.versions.advances`; ``counted``: by epoch, half-open ranges of asynchronous
     slices; ``rows``, ``folded_steps``: see core.ledger; ``names``: of workers, by member number.
     """
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from torch.utils.data import DataLoader
 
 from paramserver import errors
-from paramserver.core.work.advances import MOST
+from paramserver.core.versions.advances import MOST
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, train, until, wait
 from tests.support.cluster.programs import dataset, network, sgd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paramserver import errors
-from paramserver.core.work.advances import Advance, Advances, Advancing, Back, Call, decode
+from paramserver.core.versions.advances import Advance, Advances, Advancing, Back, Call, decode
 
 
 def moves(line: Advancing, position: int, epochs: int) -> list[int | str]:

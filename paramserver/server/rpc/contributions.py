@@ -13,9 +13,9 @@ from torch import Tensor
 from paramserver import errors
 from paramserver.core.layout.plan import Chunk
 from paramserver.core.shards.shard import ShardState
+from paramserver.core.versions.advances import decode
 from paramserver.core.versions.events import Outcome, WentIdle
 from paramserver.core.versions.names import SyncName
-from paramserver.core.work.advances import decode
 from paramserver.failpoints import reach
 from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.hypers import differing

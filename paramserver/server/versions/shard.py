@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from paramserver.core.layout.plan import Chunk, Kind, Layout, joined, units
+from paramserver.core.versions.advances import Advances
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.versions.reduction import Node
-from paramserver.core.work.advances import Advances
 from paramserver.errors import NonFiniteError
 from paramserver.failpoints import planned, reach
 from paramserver.server.arithmetic.combine import Sum, combine

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paramserver.core.versions.advances import Advances
 from paramserver.core.versions.names import Name
-from paramserver.core.work.advances import Advances
 from paramserver.v1 import shard_pb2, types_pb2
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import structlog
 from paramserver import errors
 from paramserver.compress.options import Wire
 from paramserver.core.layout.plan import moving_bytes
+from paramserver.core.versions.advances import Advances
 from paramserver.core.versions.names import Name, SyncName
-from paramserver.core.work.advances import Advances
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.device import Ticket
 from paramserver.worker.flat import PartialSum

@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paramserver import errors
-from paramserver.core.work.advances import Advance, Advancing, Back, Call
+from paramserver.core.versions.advances import Advance, Advancing, Back, Call
 from paramserver.worker.script.optimizer import told_of_steps
 
 
 class OptimizerSchedule:
-    """Makes the moves of `core.work.advances.Advancing` with torch's schedulers."""
+    """Makes the moves of `core.versions.advances.Advancing` with torch's schedulers."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paramserver import errors
-from paramserver.core.work.advances import MOST, Advances, Call, decode
+from paramserver.core.versions.advances import MOST, Advances, Call, decode
 from paramserver.core.work.passes import Passes
 from paramserver.worker.engine import Engine
 from paramserver.worker.schedulers.measured import MeasuredValues

@@ -78,7 +78,7 @@ class Weights:
         self.skipped = 0
         # Slices of the last step that were given to other workers than their owners.
         self.taken: frozenset[int] = frozenset()
-        # When workers advance their schedulers, by what shards have heard; see `core.work.advances`.
+        # When workers advance their schedulers, by what shards have heard; see `core.versions.advances`.
         self.heard_advances = ""
         # Servers copy the version at hand for a checkpoint.
         self.copied = False
