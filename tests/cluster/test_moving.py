@@ -167,6 +167,10 @@ def replaces_the_parameters_of_a_group(model: Any, optimizer: Any) -> None:
     optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][:1]
 
 
+def replaces_the_groups(model: Any, optimizer: Any) -> None:
+    optimizer.param_groups = [dict(group, lr=0.5) for group in optimizer.param_groups]
+
+
 def takes_a_parameter_out_of_a_group(model: Any, optimizer: Any) -> None:
     optimizer.param_groups[0]["params"].pop()
 
@@ -185,6 +189,7 @@ GROUPS = "optimizer.param_groups has other groups or other parameters than at ct
         (appends_a_group, GROUPS),
         (replaces_the_parameters_of_a_group, GROUPS),
         (takes_a_parameter_out_of_a_group, GROUPS),
+        (replaces_the_groups, "the script has replaced optimizer.param_groups"),
     ],
 )
 def test_changes_that_servers_would_not_see_are_refused(change: Callable[[Any, Any], None], sentence: str) -> None:

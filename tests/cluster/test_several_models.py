@@ -217,6 +217,36 @@ def test_wrong_use_is_refused_in_a_sentence(script: Callable[..., None], words: 
     inside(work)
 
 
+def takes_a_group_out(optimizer: Any) -> None:
+    del optimizer.param_groups[0]
+
+
+def takes_a_parameter_out(optimizer: Any) -> None:
+    optimizer.param_groups[0]["params"].pop()
+
+
+@pytest.mark.parametrize("change", [takes_a_group_out, takes_a_parameter_out])
+@pytest.mark.parametrize("of", ["forger", "critic"])
+def test_groups_that_are_taken_out_of_an_optimizer_are_noticed(change: Callable[[Any], None], of: str) -> None:
+    def work(ctx: Context) -> None:
+        forger: Any
+        critic: Any
+        forger, critic = models()
+        of_forger, of_critic = optimizers(forger, critic)
+        loader = DataLoader(TensorDataset(dataset(12).tensors[0]), batch_size=4)
+        forger, of_forger = ctx.prepare(forger, of_forger, name="forger")
+        critic, of_critic, loader = ctx.prepare(critic, of_critic, loader, name="critic")
+        change(of_forger if of == "forger" else of_critic)
+        for (real,) in loader:
+            forger(torch.zeros(len(real), 5)).sum().backward()
+            of_forger.step()
+            critic(real).sum().backward()
+            of_critic.step()
+
+    with pytest.raises(errors.ModelError, match=r"optimizer.param_groups has other groups or other parameters"):
+        inside(work)
+
+
 @pytest.mark.parametrize("version", [4, 7])
 def test_a_server_dies_between_two_turns(tmp_path: Path, version: int) -> None:
     """The job goes back to a checkpoint, of which some lie between two turns on a batch."""

@@ -69,9 +69,14 @@ def joint_model(parts: Sequence[Part]) -> nn.Module:
 def joint_optimizer(parts: Sequence[Part]) -> torch.optim.Optimizer:
     """One optimizer that has the parameter groups of all, and the state that they brought."""
     made = copy.copy(parts[0].optimizer)
-    made.param_groups = [group for part in parts for group in part.optimizer.param_groups]
+    made.param_groups = groups_of(parts)
     made.state = {p: state for part in parts for p, state in part.state.items()}  # type: ignore[assignment]
     return made
+
+
+def groups_of(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The parameter groups of all optimizers, as they are now."""
+    return [group for part in parts for group in part.optimizer.param_groups]
 
 
 def order_of_turns(parts: Sequence[Part]) -> list[str]:

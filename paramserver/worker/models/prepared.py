@@ -13,6 +13,7 @@ from paramserver.worker.models.parts import (
     Part,
     check_apart,
     check_part,
+    groups_of,
     joint_model,
     joint_optimizer,
     joint_state,
@@ -32,6 +33,8 @@ class Models:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.optimizers: dict[str, ServerOptimizer] = {}
+        # The optimizer of all models as servers know it.
+        self._joint: torch.optim.Optimizer | None = None
         self._steps: TurnSteps | None = None
         self._fetch: Callable[[], State] | None = None
 
@@ -62,6 +65,8 @@ class Models:
                     "one. If the script draws its batches itself, loop over a prepared DataLoader(range(steps), "
                     "batch_size=1), and draw in the loop"
                 )
+            assert self._joint is not None
+            self._joint.param_groups[:] = groups_of(self.parts)
             self._steps.step_of(name, unscale, overflow)
 
         def fetch() -> State:
@@ -78,7 +83,8 @@ class Models:
 
     def joint(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """All models as one, with one optimizer."""
-        return joint_model(self.parts), joint_optimizer(self.parts)
+        self._joint = joint_optimizer(self.parts)
+        return joint_model(self.parts), self._joint
 
     def order(self) -> list[str]:
         """The name of the model that steps, by turn."""

@@ -52,7 +52,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
         Returns what ``closure`` returns, if one is given. Hooks of ``register_step_pre_hook`` are called before the
         gradients are taken, those of ``register_step_post_hook`` when it returns. Raises UserError if the script has
-        written to parameters that are trained, and ModelError if it has replaced ``state``: the servers have both.
+        written to parameters that are trained, and ModelError if it has replaced ``state`` or ``param_groups``.
 
         >>> for x, y in loader:
         ...     F.mse_loss(model(x), y).backward()
@@ -63,6 +63,11 @@ class ServerOptimizer(torch.optim.Optimizer):
         """
         if self.state is not self._far_state:
             raise lost()
+        if self.param_groups is not self.wrapped.param_groups:
+            raise errors.ModelError(
+                "the script has replaced optimizer.param_groups, and the servers do not get the hyper-parameters of "
+                'other groups: change the groups in their place (optimizer.param_groups[0]["lr"] = 0.1)'
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
