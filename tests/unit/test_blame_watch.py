@@ -99,3 +99,46 @@ def test_a_wait_at_the_bound_of_which_two_shards_tell_counts_once(monkeypatch: p
     (held,) = job.watch.page().held
     assert held.times == 2
     assert held.seconds == pytest.approx(1.0)
+
+
+def told(step: int, data_s: float = 0.0) -> coordinator_pb2.WorkerStep:
+    return coordinator_pb2.WorkerStep(step=step, phases=coordinator_pb2.Phases(data_s=data_s, compute_s=0.3))
+
+
+def report(*steps: coordinator_pb2.WorkerStep, version: int, untold: bool = False) -> coordinator_pb2.WorkerReport:
+    return coordinator_pb2.WorkerReport(steps=steps, version=version, untold=untold, phase="compute", slices=9)
+
+
+def test_a_step_is_judged_when_the_slice_that_made_it_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is at a later step when it reports, and the slice that it handed in follows in the next report."""
+    job = Job(monkeypatch)
+    for step in range(8):
+        job.now = float(step)
+        job.made(step, 0.3, 0.31, 10)
+        job.hears(WORKERS[1], worker=report(told(step), version=step + 1))
+    job.now = 9.0
+    job.made(8, 0.3, 1.2, 11)
+    job.now = 10.0
+    job.hears(WORKERS[1], worker=report(version=10, untold=True))
+    job.now = 10.5
+    job.watch.look()
+    job.hears(WORKERS[1], worker=report(told(8, data_s=2.0), version=10))
+    job.now = 11.0
+    job.watch.look()
+    found = job.watch.page().worst
+    assert [(step.step, step.member, step.cause) for step in found] == [(8, "worker-1", "its data loader")]
+
+
+def test_a_worker_that_falls_silent_before_it_tells_of_its_slice_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    for step in range(8):
+        job.now = float(step)
+        job.made(step, 0.3, 0.31, 10)
+        job.hears(WORKERS[1], worker=report(told(step), version=step + 1))
+    job.now = 8.5
+    job.hears(WORKERS[1], worker=report(version=8, untold=True))
+    job.now = 14.0
+    job.made(8, 0.3, 5.5, 11)
+    job.now = 18.5
+    job.watch.look()
+    assert [(step.step, step.member, step.cause) for step in job.watch.page().worst] == [(8, "worker-1", "paused")]

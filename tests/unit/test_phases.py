@@ -69,9 +69,11 @@ def test_totals_and_the_present_phase(worker: Worker) -> None:
 
 def test_a_slice_is_told_when_the_losses_in_it_are_known(worker: Worker) -> None:
     worker.slice(7)
-    assert not worker.report(last=False).steps
+    report = worker.report(last=False)
+    assert (list(report.steps), report.untold) == ([], True)
     worker.pulse.beat_at = worker.now
-    assert [step.step for step in worker.report(last=False).steps] == [7]
+    report = worker.report(last=False)
+    assert ([step.step for step in report.steps], report.untold) == ([7], False)
 
 
 def test_of_many_slices_the_longest_are_told_in_order(worker: Worker) -> None:

@@ -12,7 +12,7 @@ import structlog
 from paramserver.coordinator import ports
 from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.stalls import Stalls
-from paramserver.core.blame.facts import Open, Worked, under_way
+from paramserver.core.blame.facts import SILENT_S, Open, Worked, under_way
 from paramserver.core.blame.judge import Judge
 from paramserver.core.blame.sentences import of_now, of_step
 from paramserver.core.job.membership import Member, Role
@@ -177,6 +177,8 @@ class BlameWatch:
         if worker in self._doing:
             said_at, report = self._doing[worker]
             silent = time.monotonic() - said_at
+            if report.untold and silent < SILENT_S:  # the slices before the one under way come with the next report
+                return records
             step = report.clock if self._job.consistency.mode is Mode.ASYNC else report.version
             # After a slice it waits for the next version.
             step += bool(records) and records[-1].step == step and report.phase in ("send", "wait", "receive")

@@ -90,6 +90,7 @@ class Phases:
             self._before = mark
         longest = sorted(range(len(steps)), key=lambda index: -steps[index][0])[:MOST]
         report.steps.extend(steps[index][1] for index in sorted(longest))
+        report.untold = bool(self._marks)
         mark = self._marks[-1] if self._marks else self._before
         phase, since = self._phase, self._since
         spent, now = list(self._spent), time.monotonic()
