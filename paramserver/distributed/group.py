@@ -77,10 +77,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """See :meth:`setGroupDesc`."""
         return self._description
 
-    def _run(self, call: Collective, result: Sequence[torch.Tensor], opts: Any = None) -> Work:
+    def _run(self, call: Collective, result: Sequence[torch.Tensor], opts: Any = None, last: bool = False) -> Work:
         timeout = getattr(opts, "timeout", None)
         seconds = timeout.total_seconds() if timeout is not None else 0.0
-        return Work(self._rank.exchange(call.make, list(result), call.finish, seconds if seconds > 0 else None))
+        limit_s = seconds if seconds > 0 else None
+        return Work(self._rank.exchange(call.make, list(result), call.finish, limit_s, last))
 
     def _call(self) -> Collective:
         return Collective(self._rank.rank)
@@ -132,10 +133,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def barrier(self, opts: Any = None) -> Work:
-        """Wait for all ranks."""
+        """Wait for all ranks, and for the collectives that they have begun before."""
         call = self._call()
         call.meets("barrier")
-        return self._run(call, [], opts)
+        return self._run(call, [], opts, last=True)
 
     # ---- one rank gets the result, or each rank a part
 

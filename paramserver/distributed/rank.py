@@ -37,6 +37,7 @@ class Rank:
         self._group, _, servers = store.get(_KEY).decode().partition(" ")
         self._servers = Servers.decode(servers)
         self._numbers, self._lock = Numbers(), threading.Lock()
+        self._under_way: set[concurrent.futures.Future[list[torch.Tensor]]] = set()
         self._window = asyncio.Semaphore(_WINDOW)
         network.background.run(self._open())
 
@@ -46,21 +47,29 @@ class Rank:
         result: list[torch.Tensor],
         finish: Callable[[], None] | None = None,
         timeout_s: float | None = None,
+        last: bool = False,
     ) -> concurrent.futures.Future[list[torch.Tensor]]:
         """Begin the exchanges that ``make`` makes; then ``finish``, and the future has ``result``.
 
-        Numbers are taken in the order of the calls.
+        Numbers are taken in the order of the calls. ``last``: the exchanges begin when all earlier collectives of this
+        rank are over, messages to single ranks excepted. The error of an earlier one is theirs, too.
         """
         with self._lock:
             exchanges = make(self._numbers)
+            earlier = list(self._under_way) if last else []
 
             async def run() -> list[torch.Tensor]:
+                await _over(earlier)
                 await _all(self._one(exchange, timeout_s or self.timeout_s) for exchange in exchanges)
                 if finish is not None:
                     finish()
                 return result
 
-            return self._network.background.submit(run())
+            begun = self._network.background.submit(run())
+            if not any(exchange.ranks for exchange in exchanges):
+                self._under_way.add(begun)
+        begun.add_done_callback(self._under_way.discard)
+        return begun
 
     async def _one(self, exchange: Exchange, timeout_s: float) -> None:
         cut = enumerate(pieces(exchange.nbytes, len(self._servers.addresses)))
@@ -122,6 +131,14 @@ class Rank:
 
         with contextlib.suppress(errors.ParamServerError):
             self._network.background.run(go(), _LEAVE_S)
+
+
+async def _over(works: Sequence[concurrent.futures.Future[Any]]) -> None:
+    """Wait for all of these, which go on if this wait is given up; raises the first error."""
+    waiting = [asyncio.shield(asyncio.wrap_future(one)) for one in works]
+    for found in await asyncio.gather(*waiting, return_exceptions=True):
+        if isinstance(found, BaseException):
+            raise found
 
 
 async def _all(works: object) -> None:

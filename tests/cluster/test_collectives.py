@@ -73,6 +73,27 @@ def test_the_same_bits_for_any_order_of_arrival(here: Here) -> None:
     assert all(torch.equal(once(seed), one_by_one) for seed in range(6))
 
 
+def test_a_barrier_waits_for_the_collectives_before_it(here: Here) -> None:
+    """As in gloo. A message that nobody has sent yet does not hold it up."""
+
+    def work(rank: int) -> torch.Tensor:
+        group, other = here.groups[rank], torch.zeros(1)
+        message = group.recv([other], 1) if rank == 0 else None
+        tensor = part(rank, (3_000_000,))
+        begun = group.allreduce([tensor])
+        group.barrier().wait()
+        assert begun.is_completed()
+        if rank == 1:
+            group.send([torch.ones(1)], 0).wait()
+        if message is not None:
+            message.wait()
+            assert other.item() == 1.0
+        return tensor
+
+    found = here.all(work)
+    assert torch.equal(found[0], part(0, (3_000_000,)) + part(1, (3_000_000,)) + part(2, (3_000_000,)))
+
+
 def test_tensors_that_are_not_contiguous_are_filled(here: Here) -> None:
     def work(rank: int) -> torch.Tensor:
         tensor = part(rank).t()
