@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -42,6 +43,12 @@ class Writing:
             for step in steps:
                 thread.put((step, now))
 
+    def settle(self, timeout_s: float = 8.0) -> None:
+        """Wait until what is promised has all steps up to now; calls ``missed`` if it has not after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.settle(max(0.0, deadline - time.monotonic()))
+
     def close(self, timeout_s: float = 8.0) -> None:
         """Write what waits, and end; says which trackers have not ended after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
@@ -53,15 +60,32 @@ class Writing:
 
 
 class _Thread:
-    def __init__(self, tracker: Tracker, missed: Callable[[str], None] = lambda sentence: None) -> None:
+    def __init__(self, tracker: Tracker, missed: Callable[[str], None] | None = None) -> None:
         self.name = tracker.name
-        self._tracker, self._missed = tracker, missed
-        self._queue: queue.Queue[tuple[StepValues, float] | None] = queue.Queue()
+        self._tracker = tracker
+        # None: nobody relies on it.
+        self._promised = missed
+        # Steps, marks to be set when all before them is written, and None at the end.
+        self._queue: queue.Queue[tuple[StepValues, float] | threading.Event | None] = queue.Queue()
         # Nothing is written any more.
         self._failed = self._full = False
         # A thread that hangs must not keep the process.
         self._thread = threading.Thread(target=self._run, name=f"records {self.name}", daemon=True)
         self._thread.start()
+
+    def _missed(self, sentence: str) -> None:
+        if self._promised is not None:
+            self._promised(sentence)
+
+    def settle(self, timeout_s: float) -> None:
+        if self._promised is None or self._failed:
+            return
+        mark = threading.Event()
+        self._queue.put(mark)
+        if self._failed:  # meanwhile
+            return
+        if not mark.wait(timeout_s):
+            self._missed(f"{self.name} does not have all logged values: it does not take them within some seconds")
 
     def put(self, item: tuple[StepValues, float] | None) -> None:
         if self._failed and item is not None:
@@ -82,11 +106,22 @@ class _Thread:
         try:
             self._tracker.open()
             while (item := self._queue.get()) is not None:
-                self._tracker.log(*item)
+                if isinstance(item, threading.Event):
+                    item.set()
+                else:
+                    self._tracker.log(*item)
             self._tracker.close()
         except (Exception, SystemExit) as error:  # other people's code: whatever it raises, training goes on
-            self._failed = True
             said = (isinstance(error, OSError) and error.strerror) or str(error)
             reason = " ".join(said.split()) or type(error).__name__
             log.warning(f"{self.name} takes no more logged values, and training goes on without it: {reason}")
             self._missed(f"{self.name} does not have all logged values: {reason}")
+            self._failed = True  # only now, since whoever sees it relies on `missed`
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Nobody waits for what will not be written."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if isinstance(item := self._queue.get_nowait(), threading.Event):
+                    item.set()

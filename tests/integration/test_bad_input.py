@@ -41,6 +41,7 @@ def place() -> Iterator[Place]:
         ),
         (["run", "absent.py"], 'script "absent.py" does not exist; give the path of a Python file'),
         (["run"], "no script is given; name one, as in: paramserver run train.py"),
+        (["run", "."], 'script "." is a directory; give the path of a Python file'),
         (
             ["run", SCRIPT, "--epochs", "3"],
             'Unknown option: --epochs; arguments of the script go after "--"',

@@ -161,6 +161,39 @@ def test_a_file_that_misses_values_is_a_broken_promise() -> None:
     assert missed == ["failing does not have all logged values: no network"]
 
 
+def test_settling_waits_for_the_file_and_not_for_trackers() -> None:
+    missed: list[str] = []
+    hanging, promised = Hangs(), Fails("")
+    opened = Writing([hanging], promised, missed.append)
+    opened.write([at(step, 1.0) for step in range(100)])
+    opened.settle()
+    assert promised.steps == list(range(100))
+    assert missed == []
+    hanging.released.set()
+    opened.close()
+
+
+@pytest.mark.parametrize("where", ["open", "log"])
+def test_a_file_that_fails_at_its_last_steps_is_known_when_it_has_settled(where: str) -> None:
+    missed: list[str] = []
+    opened = Writing([], Fails(where), missed.append)
+    opened.write([at(step, 1.0) for step in range(3)])
+    opened.settle()
+    assert missed == ["failing does not have all logged values: no network"]
+    opened.settle(), opened.close()
+
+
+def test_a_file_that_hangs_misses_values() -> None:
+    missed: list[str] = []
+    hanging = Hangs()
+    opened = Writing([], hanging, missed.append)
+    opened.write([at(0, 1.0)])
+    opened.settle(timeout_s=0.05)
+    hanging.released.set()
+    opened.close()
+    assert missed == ["hanging does not have all logged values: it does not take them within some seconds"]
+
+
 def test_a_disk_that_is_full_is_noticed_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -147,6 +147,8 @@ def script_path(settings: Settings) -> Path:
     if not settings.run.script:
         raise ConfigError("no script is given; name one, as in: paramserver run train.py")
     path = Path(settings.run.script)
+    if path.is_dir():
+        raise ConfigError(f'script "{path}" is a directory; give the path of a Python file')
     if not path.is_file():
         raise ConfigError(f'script "{path}" does not exist; give the path of a Python file')
     return path

@@ -1,4 +1,4 @@
-"""Before a job ends: its last step is completed, its last version is saved, and its accounts are compared.
+"""Before a job ends: its last step is completed, its last version and records are saved, and its accounts compared.
 
 This is done whenever the last worker has left. The job may then end at any moment, by itself, by an operator or with
 the launcher, and no contribution that was handed in is missing.
@@ -20,6 +20,7 @@ from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.poison import PoisonWatch
+from paramserver.coordinator.watching.records import Records
 from paramserver.coordinator.work.accounts import account
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import stand_even
@@ -45,6 +46,7 @@ class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     registry: ModelRegistry
     checkpoints: Checkpoints
     main: Main
+    records: Records
 
     @property
     def recovery(self) -> ports.GoingBack: ...
@@ -188,6 +190,7 @@ class Ending:
             )
             return
         job.promises.broken.pop("versions", None)
+        await job.records.settle()
         await make_safe(job, job.checkpoints, stats[0].version)
         await self._balance(stats)
 

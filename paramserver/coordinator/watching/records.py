@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,14 +26,22 @@ def _nowhere(steps: Sequence[StepValues]) -> None:
     """Nothing is written."""
 
 
+def _at_once() -> None:
+    """Nothing is written."""
+
+
 class Records:
-    """``history``: the curves in memory, for pages. ``write``: called with closed steps; must not block."""
+    """``history``: the curves in memory, for pages. ``write``: called with closed steps; must not block.
+
+    ``written`` returns when the closed steps are written, as far as that is promised. It blocks.
+    """
 
     def __init__(self, job: _Job) -> None:
         self._job = job
         self._collector = Collector()
         self.history = History()
         self.write: Callable[[Sequence[StepValues]], None] = _nowhere
+        self.written: Callable[[], None] = _at_once
         # Where each worker stands, by member number: it logs nothing for earlier steps any more.
         self._places: dict[int, Place] = {}
 
@@ -69,6 +78,11 @@ class Records:
         """Nothing more is logged: close all steps."""
         self._places.clear()
         self._close_steps()
+
+    async def settle(self) -> None:
+        """There is no worker: close all steps, and wait until they are written."""
+        self.finish()
+        await asyncio.to_thread(self.written)
 
     def look(self) -> None:
         """Close the steps to which no worker can add; called several times a second."""
