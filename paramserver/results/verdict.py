@@ -15,6 +15,8 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 
 # Exit code of a run that has broken a promise.
 BROKEN = 1
+# The closing line has so many of the values that the script logged last; the summary has all.
+_VALUES = 8
 
 
 def look_at_checkpoint(directory: str, name: str, version: int) -> str:
@@ -62,7 +64,9 @@ def broken_untrained(run: Run) -> list[str]:
 
 def closing_lines(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any]) -> list[str]:
     """The last lines of a run. The very last says that every promise is kept, or there is a line per broken promise."""
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items()))
+    values = [f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items())]
+    more = [f"and {len(values) - _VALUES} more values"] if len(values) > _VALUES else []
+    metrics = ", ".join(values[:_VALUES] + more)
     broken: list[str] = summary["broken_promises"]
     how, steps = "ended" if broken else "done", f"{summary['steps']} steps"
     if summary["state"] == "stopped":

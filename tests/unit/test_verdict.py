@@ -79,3 +79,10 @@ def test_the_last_checkpoint_is_looked_at(tmp_path: Path) -> None:
     assert "is not whole" in look_at_checkpoint(str(tmp_path), name, 330)
     shutil.rmtree(tmp_path / name)
     assert "somebody has removed it" in look_at_checkpoint(str(tmp_path), name, 330)
+
+
+def test_of_many_values_the_closing_line_has_some() -> None:
+    few = {f"v{number:02}": float(number) for number in range(8)}
+    assert closing_lines(STATUS, {**SUMMARY, "metrics": few})[0].endswith("v06 6.0000, v07 7.0000")
+    many = {f"v{number:02}": float(number) for number in range(90)}
+    assert closing_lines(STATUS, {**SUMMARY, "metrics": many})[0].endswith("v07 7.0000, and 82 more values")
