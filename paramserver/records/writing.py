@@ -67,8 +67,9 @@ class _Thread:
         self._promised = missed
         # Steps, marks to be set when all before them is written, and None at the end.
         self._queue: queue.Queue[tuple[StepValues, float] | threading.Event | None] = queue.Queue()
-        # Nothing is written any more.
-        self._failed = self._full = False
+        # Set when nothing is written any more, after `missed` was called.
+        self._failed = threading.Event()
+        self._full = False
         # A thread that hangs must not keep the process.
         self._thread = threading.Thread(target=self._run, name=f"records {self.name}", daemon=True)
         self._thread.start()
@@ -78,17 +79,17 @@ class _Thread:
             self._promised(sentence)
 
     def settle(self, timeout_s: float) -> None:
-        if self._promised is None or self._failed:
+        if self._promised is None or self._failed.is_set():
             return
         mark = threading.Event()
         self._queue.put(mark)
-        if self._failed:  # meanwhile
+        if self._failed.is_set():  # meanwhile
             return
         if not mark.wait(timeout_s):
             self._missed(f"{self.name} does not have all logged values: it does not take them within some seconds")
 
     def put(self, item: tuple[StepValues, float] | None) -> None:
-        if self._failed and item is not None:
+        if self._failed.is_set() and item is not None:
             return
         if item is not None and self._queue.qsize() >= WAITING:
             if not self._full:
@@ -116,7 +117,7 @@ class _Thread:
             reason = " ".join(said.split()) or type(error).__name__
             log.warning(f"{self.name} takes no more logged values, and training goes on without it: {reason}")
             self._missed(f"{self.name} does not have all logged values: {reason}")
-            self._failed = True  # only now, since whoever sees it relies on `missed`
+            self._failed.set()
             self._let_go()
 
     def _let_go(self) -> None:

@@ -180,7 +180,8 @@ def test_a_file_that_fails_at_its_last_steps_is_known_when_it_has_settled(where:
     opened.write([at(step, 1.0) for step in range(3)])
     opened.settle()
     assert missed == ["failing does not have all logged values: no network"]
-    opened.settle(), opened.close()
+    opened.settle()
+    opened.close()
 
 
 def test_a_file_that_hangs_misses_values() -> None:
