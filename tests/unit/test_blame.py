@@ -90,6 +90,21 @@ def test_who_is_always_slow_is_said_in_one_sentence(cause: str) -> None:
     assert run.judge.chronic.endswith(f" of their time, for {phase}")
 
 
+def test_one_long_wait_is_not_most_of_the_steps() -> None:
+    """Worker 1 is the last one by a little, and server-0 slower by a little, in all steps; each stood still once."""
+    worker, server = Judge(), Judge()
+    for step in range(40):
+        last = 5.0 if step == 30 else 0.31
+        worker.made(Made(step, 0, "server-0", 0.30, last, last + 0.02, 11, 12, paused=0.0), step)
+        for shard, making in enumerate([5.0 if step == 30 else 0.021, 0.02]):
+            server.made(Made(step, shard, f"server-{shard}", 0.30, 0.31, 0.31 + making, 11, 12), step)
+    loads = [Worked(step, replace(USUAL, data=5.0 if step == 30 else 0.01)) for step in range(40)]
+    records = {10: [Worked(39, USUAL)], 11: loads, 12: [Worked(39, USUAL)]}
+    for judge, member in ((worker, "worker-1"), (server, "server-0")):
+        assert [one.member for one in judge.look(60.0, NAMES, lambda who: records.get(who, []))] == [member]
+        assert judge.chronic == ""
+
+
 def test_a_server_that_is_always_slow_is_compared_with_the_others() -> None:
     run = Run(slow={(1, step): (0.4, 0.0, 0.0) for step in range(40)}, steps=40)
     assert {(one.member, one.cause) for one in run.play()} == {("server-1", Cause.SERVER)}

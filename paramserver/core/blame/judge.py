@@ -195,19 +195,20 @@ class Judge:
         worker, times = Counter(made.culprit for made, _ in self._many).most_common(1)[0]
         if worker is not None and worker in evidence.names and times >= _MOST * of:
             late = [made for made, _ in self._many if made.culprit == worker]
-            waited = sum(made.straggled for made in late)
-            waited -= evidence.larger_share(worker, [made.step for made in late])
-            if waited >= least:
+            waits = [made.straggled for made in late]
+            waited = sum(waits) - evidence.larger_share(worker, [made.step for made in late])
+            if waited - max(waits) >= least:  # a single long wait is not most of the steps
                 finding = evidence.why(waited, worker, late, [made for made, _ in self._many])
                 if finding.cause not in (Cause.UNKNOWN, Cause.JOINED):
                     whole = sum(made.published for made in late)
                     return of_many(evidence.names[worker], finding, times, of, waited / whole)
         for server in {made.server for _, made in self._many}:
             slow = [made for _, made in self._many if made.server == server and self._served(made) > 0]
-            served = sum(self._served(made) for made in slow)
+            waits = [self._served(made) for made in slow]
+            served = sum(waits)
             # The time of an asynchronous step is that of a slice.
             busy = sum(evidence.usual_busy for made in slow if made.asynchronous)
-            if len(slow) >= _MOST * of and served >= max(least, _SHARE * busy):
+            if len(slow) >= _MOST * of and served - max(waits) >= max(least, _SHARE * busy):
                 finding = of_server(served, sum(m.starved for m in slow), sum(m.paused for m in slow))
                 whole = sum(made.published for made in slow) + busy
                 return of_many(server, finding, len(slow), of, served / whole)
