@@ -82,6 +82,15 @@ def test_workers_of_one_host_have_neighbouring_places(members: Membership) -> No
     assert [member.index for member in members.by_place()] == [1, 2, 4, 3, 5]
 
 
+def test_how_long_a_member_was_silent(members: Membership) -> None:
+    ident = admitted(members.handle(WORKER, now=10.0)).ident
+    assert members.silent_s(ident, 12.5) == 2.5
+    members.handle(Renewed(ident), now=12.5)
+    assert members.silent_s(ident, 13.0) == 0.5
+    members.handle(Tick(stalled_s=3.0), now=15.5)
+    assert members.silent_s(ident, 15.5) == 0.0, "the coordinator has not read what came meanwhile"
+
+
 def test_a_lease_ends_unless_it_is_renewed(members: Membership) -> None:
     """1. Two join; 2. one is heard of; 3. the other one's lease ends, to the moment."""
     members.handle(WORKER, 0.0)

@@ -93,6 +93,7 @@ MEMBER = MemberFacts(RUNNING)
         (replace(MEMBER, waiting_for="worker-1"), Status(State.TRAINING, "waits for worker-1")),
         (replace(MEMBER, ready=False, waiting_for="servers"), Status(State.WAITING, "servers")),
         (replace(MEMBER, silent=True), Status(State.DEGRADED, "not heard of just now")),
+        (replace(MEMBER, silent_s=3.4, waiting_for="x"), Status(State.DEGRADED, "not heard of for 3 s")),
         (
             replace(MEMBER, stalled=True),
             Status(State.STUCK, "it lives, but its script hands in nothing; its slices go to others"),

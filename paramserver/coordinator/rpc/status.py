@@ -135,6 +135,7 @@ def _process(job: Job, member: Member, facts: JobFacts) -> coordinator_pb2.Proce
         MemberFacts(
             job=facts,
             silent=member.presence is Presence.SILENT,
+            silent_s=job.members.silent_s(member.ident, time.monotonic()),
             ready=ready,
             waiting_for=waiting_for,
             at_work=at_work,

@@ -147,6 +147,10 @@ class Membership:
             self._members[member.ident] = replace(member, expires_at=expires_at, presence=Presence.SILENT)
             self.next_ident = max(self.next_ident, member.ident + 1)
 
+    def silent_s(self, ident: int, now: float) -> float:
+        """Seconds since this member, which has a session, was heard of."""
+        return max(0.0, now - (self._members[ident].expires_at - self.lease_s))
+
     def forget(self, ident: int) -> None:
         """Remove a member without an effect for other members."""
         self._members.pop(ident, None)

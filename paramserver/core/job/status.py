@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from paramserver.core.job.life import Phase
 
+# Members report twice a second. People are told of one that is silent for so long.
+SILENT_S = 2.0
+
 
 class State(enum.StrEnum):
     """All states that people are shown."""
@@ -127,6 +130,8 @@ class MemberFacts:
     job: JobFacts
     # Its session is broken; it may come back until its lease ends.
     silent: bool = False
+    # For so many seconds it was not heard of.
+    silent_s: float = 0.0
     # A server that has its shard, a worker that has its first weights.
     ready: bool = True
     # The reason for which it waits, in its own words.
@@ -146,6 +151,8 @@ def member_status(facts: MemberFacts) -> Status:
         return Status(_ENDS[job.phase])
     if facts.silent:
         return Status(State.DEGRADED, "not heard of just now")
+    if facts.silent_s >= SILENT_S:
+        return Status(State.DEGRADED, f"not heard of for {facts.silent_s:.0f} s")
     if facts.stalled:
         return Status(State.STUCK, "it lives, but its script hands in nothing; its slices go to others")
     if not facts.ready:
