@@ -17,6 +17,15 @@ class Promises:
         self.troubles: dict[str, str] = {}
         self.broken: dict[str, str] = {}
 
+    def store_takes(self, error: str) -> None:
+        """The store does not take the job's state, for this reason; empty: it does again."""
+        if error:
+            self.troubles["store"] = (
+                f"the job's state is not in the store, so no other coordinator could take the job over now: {error}"
+            )
+        else:
+            self.troubles.pop("store", None)
+
     def restore(self, record: coordinator_pb2.JobRecord) -> None:
         """Go on with the broken promises that an earlier coordinator has recorded."""
         self.broken = dict(record.broken_promises)

@@ -162,7 +162,8 @@ class Coordinating:
         led, writing = False, None
         keeping = asyncio.create_task(keep_up(holding)) if holding is not None else None
         try:
-            leadership.keep(journal.verify, service.job.replaced)
+            journal.told = service.job.promises.store_takes
+            leadership.keep(journal.verify, service.job.replaced, service.job.promises.store_takes)
             if resume:
                 assert record is not None
                 await self._take_over(service, record)

@@ -161,6 +161,8 @@ def test_the_store_goes_away_and_comes_back(cluster: Cluster, wanted: dict[str, 
     during = cluster.status()
     assert version_of(during) > version_of(before)
     assert during["lost"] == []
+    assert during["state"] == "degraded"
+    assert "so no other coordinator could take the job over now" in during["reason"]
     for name in os.listdir(cluster.store_directory):  # and it has forgotten everything
         if name != "store.lock":
             remove(cluster.store_directory / name)
@@ -170,6 +172,7 @@ def test_the_store_goes_away_and_comes_back(cluster: Cluster, wanted: dict[str, 
     until("everything is written again", lambda: all(entries(cluster.url, cluster.job, "state", "model")), 10.0)
     after = cluster.status()
     assert after["term"] == before["term"]
+    assert after["state"] == "training"
     # What was written again is enough for another coordinator.
     kill(coordinator)
     cluster.coordinators.clear()

@@ -94,7 +94,7 @@ def test_run_takes_script_and_arguments_from_a_file(launches: list[Launch]) -> N
     [
         ("run", "no script is given"),
         ("run absent.py", 'script "absent.py" does not exist'),
-        ("run .", 'script "." does not exist'),
+        ("run .", 'script "." is a directory'),
         ("run train.py --mode bsp", 'consistency.mode is "bsp" (flag), but must be "sync" or "async"'),
         ("run train.py --staleness -1", "consistency.staleness"),
         ("run train.py --workers 0", "cluster.workers"),

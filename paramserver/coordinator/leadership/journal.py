@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
@@ -36,6 +37,8 @@ class Journal:
         self.owns_store = True
         self.store_name = name
         self.term = term
+        # Called with the reason for which the store does not take the record, and with "" when it does again.
+        self.told: Callable[[str], None] = lambda error: None
         # The record that an earlier coordinator of this job has left.
         self.found: coordinator_pb2.JobRecord | None = None
         # Set when the store knows a higher term.
@@ -145,6 +148,8 @@ class Journal:
                     self._revisions[key] = await self._store.save(key, value, self._revisions.get(key, 0), self.term)
                     self._written[key] = value
                     self._saved.set()
+                    if failures:
+                        self.told("")
                     failures = 0
                 except errors.FencedError as error:
                     log.warning("the store is another coordinator's now", error=str(error))
@@ -163,6 +168,7 @@ class Journal:
         if not isinstance(error, ConflictError):
             if failures == 0:
                 log.warning("the store does not take the job's state", error=str(error))
+                self.told(str(error))
             await asyncio.sleep(pause)
         try:
             entry = await self._store.load(key)

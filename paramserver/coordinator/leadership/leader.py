@@ -75,12 +75,20 @@ class Leadership:
         if not leads:
             raise errors.NotLeaderError("this coordinator was replaced by another one")
 
-    def keep(self, renewed: Callable[[], Awaitable[None]], replaced: Callable[[str], Awaitable[None]]) -> None:
-        """Renew the lease from now on. ``renewed`` is awaited after each success, ``replaced`` once, with a reason."""
-        self._replaced = replaced
-        self._tasks.begin(self._keep(renewed))
+    def keep(
+        self,
+        renewed: Callable[[], Awaitable[None]],
+        replaced: Callable[[str], Awaitable[None]],
+        away: Callable[[str], None] = lambda error: None,
+    ) -> None:
+        """Renew the lease from now on. ``renewed`` is awaited after each success, ``replaced`` once, with a reason.
 
-    async def _keep(self, renewed: Callable[[], Awaitable[None]]) -> None:
+        ``away`` is called with the error of a store that is away, and with "" when it is back.
+        """
+        self._replaced = replaced
+        self._tasks.begin(self._keep(renewed, away))
+
+    async def _keep(self, renewed: Callable[[], Awaitable[None]], away: Callable[[str], None]) -> None:
         away_since: float | None = None
         # Runs beside the next renewals, which must not wait for a slow store.
         after: asyncio.Task[None] | None = None
@@ -93,12 +101,14 @@ class Leadership:
                 if away_since is None:
                     away_since = time.monotonic()
                     log.warning("the store is away; the job goes on", error=str(error))
+                    away(str(error))
                 continue
             if after is None or after.done():
                 after = self._tasks.begin(self._then(renewed))
             if away_since is not None:
                 log.info("the store is back", after_s=round(time.monotonic() - away_since, 1))
                 away_since = None
+                away("")
 
     async def _then(self, renewed: Callable[[], Awaitable[None]]) -> None:
         with contextlib.suppress(errors.StoreError):
