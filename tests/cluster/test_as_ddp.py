@@ -9,7 +9,6 @@ import collections
 import copy
 import dataclasses
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,69 +16,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-from torch.nn.utils.prune import l1_unstructured
 from torch.utils.data import DataLoader, TensorDataset
 
-from paramserver import errors
 from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
-from tests.support.cluster.harness import Outcome, inside, train
-from tests.support.cluster.programs import CLASSES, FEATURES, Aligned, adamw, dataset, fill, generator, plain
-from tests.support.cluster.reference import slice_by_slice, slices_of_steps
-
-SAMPLES, BATCH, SLICES, EPOCHS = 48, 8, 2, 2
-DATA = dataset(SAMPLES)
-Build = Callable[[], nn.Module]
-Backward = Callable[[Any, Tensor, Tensor], object]
-cross_entropy: Any = F.cross_entropy
-
-
-def of_the_loss(model: Any, x: Tensor, y: Tensor) -> None:
-    cross_entropy(model(x), y).backward()
-
-
-class Script:
-    """Trains, with the gradients that ``backward`` makes. ``prepared`` and ``epoch`` are called with each model."""
-
-    def __init__(
-        self,
-        build: Build = Aligned,
-        backward: Backward = of_the_loss,
-        prepared: Callable[[Any], object] = lambda model: None,
-        epoch: Callable[[Context, Any], object] = lambda ctx, model: None,
-    ) -> None:
-        self.build, self.backward, self.prepared, self.epoch = build, backward, prepared, epoch
-
-    def __call__(self, ctx: Context) -> None:
-        model: Any = self.build()
-        optimizer: Any = adamw(model.parameters())
-        loader: Any = DataLoader(DATA, batch_size=BATCH, shuffle=True)
-        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
-        self.prepared(model)
-        for _ in ctx.epochs(EPOCHS):
-            for x, y in loader:
-                optimizer.zero_grad()
-                self.backward(model, x, y)
-                optimizer.step()
-            self.epoch(ctx, model)
-
-
-def compare(script: Script, exact: bool = True) -> Outcome:
-    """Two workers and two servers have the bits of plain torch (``exact``), or are close to it."""
-    outcome = train(script, 2, 2, slices_per_step=SLICES)
-    model = script.build()
-    script.prepared(model)
-    optimizer = adamw(model.parameters(), fused=True)
-    steps = slices_of_steps(DATA, BATCH, SLICES, EPOCHS)
-    slice_by_slice(model, optimizer, steps, cross_entropy, backward=script.backward)
-    for name, parameter in model.named_parameters():
-        found, expected = outcome.tensor(name), parameter.detach()
-        if exact:
-            assert torch.equal(found, expected), name
-        else:
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=name)
-    return outcome
-
+from tests.support.cluster.harness import Outcome, train
+from tests.support.cluster.programs import CLASSES, FEATURES, Aligned, fill, generator, plain
+from tests.support.pieces.as_ddp import (
+    BATCH,
+    DATA,
+    EPOCHS,
+    SAMPLES,
+    SLICES,
+    Backward,
+    Build,
+    Script,
+    compare,
+    cross_entropy,
+    of_the_loss,
+)
 
 # ---- backward passes
 
@@ -403,128 +358,3 @@ def test_a_model_that_thaws_after_prepare() -> None:
     """DDP refuses a model in which nothing needs a gradient."""
     frozen = train(Script(lambda: Aligned().requires_grad_(False), prepared=lambda model: model.requires_grad_(True)))
     assert frozen.digests == train(Script()).digests
-
-
-# ---- what differs
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    told = capsys.readouterr()
-    return [line for line in (told.out + told.err).splitlines() if "warning" in line]
-
-
-def test_first_weights_that_differ_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """As where only rank 0 loads a checkpoint. All workers begin with its weights."""
-    begun: dict[int, Tensor] = {}
-
-    def script(ctx: Context) -> None:
-        model = Aligned()
-        if ctx.is_main:
-            model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
-        ctx.prepare(model, adamw(model.parameters()))
-        begun[ctx.rank] = model.first.weight.detach().clone()
-
-    train(script, 2, 2)
-    assert torch.equal(begun[0], begun[1])
-    assert torch.equal(begun[0], Aligned().first.weight + 1), "those that the main worker has loaded"
-    (warning,) = said(capsys)
-    assert "begins with the weights of the main worker, and not with this worker's, which differ in 'first." in warning
-    train(Script(), 2, 2)
-    assert said(capsys) == []
-
-
-def another_layer(model: Any) -> None:
-    model.second = nn.Linear(48, CLASSES, bias=False)
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["after prepare", "between epochs"])
-def test_a_layer_that_is_replaced_is_refused(again: bool) -> None:
-    """DDP goes on without the new layer's gradients."""
-    script = Script(epoch=lambda _, model: another_layer(model)) if again else Script(prepared=another_layer)
-    with pytest.raises(
-        errors.UserError, match=r"another parameter 'second\.weight' than at ctx\.prepare, which nobody"
-    ):
-        train(script)
-
-
-class Square(nn.Module):
-    """Two layers that may be tied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(FEATURES, FEATURES, bias=False)
-        self.second = nn.Linear(FEATURES, FEATURES, bias=False)
-        fill(self)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.second(torch.tanh(self.first(x)))[:, :CLASSES]
-
-
-def test_a_layer_that_is_tied_after_prepare_is_trained() -> None:
-    """The place of its parameter has one that is trained."""
-
-    def tie(model: Any) -> None:
-        model.second.weight = model.first.weight
-
-    outcome = train(Script(Square, prepared=tie))
-    assert torch.equal(outcome.tensor("second.weight"), Square().second.weight), "without a gradient"
-    assert not torch.equal(outcome.tensor("first.weight"), Square().first.weight)
-
-
-def test_a_pruned_layer_keeps_its_parameter() -> None:
-    """The parameter has another name then, and is trained."""
-
-    def prune(model: Any) -> None:
-        l1_unstructured(model.second, "weight", 0.5)  # type: ignore[no-untyped-call]
-
-    outcome = train(Script(prepared=prune))
-    assert not torch.equal(outcome.tensor("second.weight"), Aligned().second.weight)
-
-
-def test_an_optimizer_in_the_backward_pass_is_refused() -> None:
-    def register(model: Any) -> None:
-        optimizer = torch.optim.SGD([model.first.weight], lr=0.1)
-        model.first.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
-
-    with pytest.raises(errors.UserError, match=r"has changed the parameter 'first\.weight' itself"):
-        train(Script(prepared=register))
-
-
-def test_parameters_of_each_process_are_refused() -> None:
-    """A name of a frozen parameter does no harm."""
-
-    def work(ctx: Context) -> None:
-        model: Any = Aligned()
-        model._ddp_params_and_buffers_to_ignore = ["first.bias", "second.weight"]
-        with pytest.raises(errors.ModelError, match=r"the model names 'first\.bias' in _ddp_params_and_buffers_to_ign"):
-            ctx.prepare(model, adamw(model.parameters()))
-        ctx.prepare(model, adamw([model.first.weight]))
-
-    inside(work)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_averaging_of_models_is_refused() -> None:
-    from torch.distributed.optim import PostLocalSGDOptimizer
-
-    def work(ctx: Context) -> None:
-        model, averager = Aligned(), object()
-        optimizer = PostLocalSGDOptimizer(adamw(model.parameters()), averager)  # type: ignore[arg-type]
-        with pytest.raises(errors.ModelError, match="PostLocalSGDOptimizer is not supported; supported: SGD, Adam"):
-            ctx.prepare(model, optimizer)
-
-    inside(work)
-
-
-def test_a_state_dict_of_ddp_is_refused_with_its_prefix() -> None:
-    def work(ctx: Context) -> None:
-        model: Any = Aligned()
-        model, _ = ctx.prepare(model, adamw(model.parameters()))
-        saved = {f"module.{name}": value + 1 for name, value in model.state_dict().items()}
-        with pytest.raises(errors.ModelError, match=r"without the 'module\.' of DistributedDataParallel before each"):
-            ctx.load(model=saved)
-        nn.modules.utils.consume_prefix_in_state_dict_if_present(saved, "module.")
-        ctx.load(model=saved)
-        assert torch.equal(model.first.weight, saved["first.weight"])
-
-    inside(work)
