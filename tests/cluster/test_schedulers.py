@@ -300,6 +300,7 @@ def test_a_job_that_is_resumed_has_the_measured_rate(tmp_path: Path) -> None:
     with Rig(tmp_path, 5, training__slices_per_step=SLICES) as rig:
         rig.begin(Measured(each=stop))
         wait(reached, "step 9", 60.0)
+        rig.until_saved(5)
         for server in list(rig.keepers):
             rig.call(server.die)
         rig.ending = True

@@ -154,6 +154,7 @@ def test_right_after_going_back(kind: str, plain: bool, tmp_path: Path) -> None:
     with Rig(tmp_path, PER_EPOCH + 4, training__slices_per_step=SLICES) as rig:
         rig.begin(script)
         wait(reached, "the fourth epoch", 60.0)
+        rig.until_saved(PER_EPOCH + 4)
         rig.kill_now("server-1")
         until("the job went back", lambda: rig.rollbacks)
         go.set()
@@ -176,6 +177,7 @@ def test_a_job_that_is_resumed(kind: str, plain: bool, tmp_path: Path) -> None:
     with Rig(tmp_path, PER_EPOCH + 4, training__slices_per_step=SLICES) as rig:
         rig.begin(Script(kind, plain, stop))
         wait(reached, "the fourth epoch", 60.0)
+        rig.until_saved(PER_EPOCH + 4)
         for server in list(rig.keepers):
             rig.call(server.die)
         rig.ending = True

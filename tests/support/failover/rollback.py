@@ -17,10 +17,12 @@ from google.protobuf.message import Message
 from safetensors.torch import load_file
 
 from paramserver import failpoints
+from paramserver.checkpoint.catalog import newest
+from paramserver.checkpoint.place import Place
 from paramserver.resume.options import Options
 from paramserver.v1 import shard_pb2
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import Died, train, wait
+from tests.support.cluster.harness import Died, train, until, wait
 from tests.support.cluster.processes import Killed, running_process
 from tests.support.cluster.programs import Program
 from tests.support.cluster.taps import Commands
@@ -196,6 +198,15 @@ class Rig(Fleet):
             self.call(lambda name=name: self.strike(name))  # type: ignore[misc]
 
     # ---- looking
+
+    def until_saved(self, version: int) -> None:
+        """Wait until the checkpoint of this version is complete."""
+
+        def there() -> bool:
+            found = newest(Place(str(self.checkpoints)), verify=False)
+            return found is not None and found.version >= version
+
+        until(f"the checkpoint of version {version} is complete", there, 60.0)
 
     def join_all(self) -> None:
         """Wait for all workers, those that begin meanwhile included."""
