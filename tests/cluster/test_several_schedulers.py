@@ -146,7 +146,7 @@ def test_right_after_going_back(kind: str, plain: bool, tmp_path: Path) -> None:
     reached, go = threading.Event(), threading.Event()
 
     def stop(ctx: Context) -> None:
-        if ctx.version == 3 * PER_EPOCH + 2 and not go.is_set():
+        if ctx.version == 3 * PER_EPOCH + 1 and not go.is_set():
             reached.set()
             wait(go, "the word to go on", 60.0)
 
@@ -170,7 +170,7 @@ def test_a_job_that_is_resumed(kind: str, plain: bool, tmp_path: Path) -> None:
     reached, go = threading.Event(), threading.Event()
 
     def stop(ctx: Context) -> None:
-        if ctx.version == 3 * PER_EPOCH + 2:
+        if ctx.version == 3 * PER_EPOCH + 1:
             reached.set()
             wait(go, "the end", 60.0)
 
