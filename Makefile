@@ -15,7 +15,7 @@
 # make test-low  unit and contract tests with the lowest versions of grpcio, protobuf, redis and torch (for contributors)
 # make test-trackers  what the real packages of trackers take (for contributors; installs them)
 # make test-frameworks  accelerate, Transformers, Lightning, datasets, torchdata and Ray (for contributors; installs them)
-# make test-monitoring  the alert rules, by Prometheus' own tool (needs promtool, of Debian's package prometheus)
+# make test-monitoring  the alert rules, and the queries of the dashboard for Grafana, by a real Prometheus (of Debian's package prometheus)
 # make test-gpu  what only a machine with a GPU can test (for contributors; uses the python on PATH)
 # make screenshots  pictures of the page of three real runs, in build/screenshots; one goes into README.md (needs chromium)
 # make clean  remove caches and build outputs; make clean-all also the environments
@@ -128,7 +128,7 @@ test-frameworks: .frameworks-venv/.stamp
 	touch $@
 
 test-monitoring: .venv/.stamp
-	@command -v promtool > /dev/null || { echo 'there is no promtool: install Prometheus (on Debian the package prometheus)'; exit 1; }
+	@command -v prometheus promtool > /dev/null || { echo 'there is no prometheus: install it (on Debian the package prometheus)'; exit 1; }
 	$(BIN)/python -m pytest -q tests/monitoring
 
 test-gpu:
