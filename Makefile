@@ -132,7 +132,7 @@ test-frameworks: .frameworks-venv/.stamp
 	touch $@
 
 test-monitoring: .venv/.stamp
-	@command -v prometheus promtool > /dev/null || { echo 'there is no prometheus: install it (on Debian the package prometheus)'; exit 1; }
+	@command -v prometheus > /dev/null && command -v promtool > /dev/null || { echo 'there is no prometheus: install it (on Debian the package prometheus)'; exit 1; }
 	$(BIN)/python -m pytest -q tests/monitoring
 
 test-gpu:
