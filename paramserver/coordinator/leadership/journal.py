@@ -168,7 +168,7 @@ class Journal:
         if not isinstance(error, ConflictError):
             if failures == 0:
                 log.warning("the store does not take the job's state", error=str(error))
-                self.told(str(error))
+            self.told(str(error))
             await asyncio.sleep(pause)
         try:
             entry = await self._store.load(key)
