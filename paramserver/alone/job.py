@@ -72,7 +72,7 @@ class InProcessJob:
                 self.background.loop.call_soon_threadsafe(job.promises.broken.setdefault, "records", sentence)
 
         self._writing, _, _ = open_records(run, self.options.job, job.beginning, False, settings, missed)
-        job.records.write, job.records.written = self._writing.write, self._writing.settle
+        job.records.sink = self._writing
 
     def worker(
         self,

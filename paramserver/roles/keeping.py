@@ -30,5 +30,5 @@ async def keep_records(job: Job, settings: Settings, resumed: bool) -> Writing |
     )
     writing, steps, ours = opened
     job.records.go_on(steps, ours)
-    job.records.write, job.records.written = writing.write, writing.settle
+    job.records.sink = writing
     return writing

@@ -118,8 +118,7 @@ def test_after_going_back(version: int, undisturbed: dict[str, Any], tmp_path: P
     with Rig(tmp_path, 3, training__slices_per_step=SLICES) as rig:
         rig.begin(script)
         wait(reached, "the step", 60.0)
-        rig.kill_now("server-1")
-        until("the job went back", lambda: rig.rollbacks)
+        rig.goes_back()
         go.set()
         rig.finish()
     for found in script.found.values():
@@ -140,8 +139,7 @@ def test_after_going_back_to_version_0(undisturbed: dict[str, Any], tmp_path: Pa
     with Rig(tmp_path, 3, training__slices_per_step=SLICES) as rig:
         rig.begin(script)
         wait(reached, "step 2", 60.0)
-        rig.kill_now("server-1")
-        until("the job went back", lambda: rig.rollbacks)
+        rig.goes_back()
         go.set()
         rig.finish()
     for found in script.found.values():

@@ -151,8 +151,7 @@ def test_right_after_going_back(name: str, tmp_path: Path) -> None:
     with Rig(tmp_path, 3, training__slices_per_step=SLICES) as rig:
         rig.begin(script)
         wait(reached, "step 11", 60.0)
-        rig.kill_now("server-1")
-        until("the job went back", lambda: rig.rollbacks)
+        rig.goes_back()
         go.set()
         rig.finish()
     script.check()
@@ -277,8 +276,7 @@ def test_a_measured_rate_right_after_going_back(plain: bool, tmp_path: Path) -> 
     with Rig(tmp_path, 5, training__slices_per_step=SLICES) as rig:
         rig.begin(script)
         wait(reached, "step 9", 60.0)
-        rig.kill_now("server-1")
-        until("the job went back", lambda: rig.rollbacks)
+        rig.goes_back()
         go.set()
         rig.finish()
     if not plain:  # there an epoch that is done again belongs to the pass at hand

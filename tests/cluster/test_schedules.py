@@ -168,8 +168,7 @@ def test_the_mode_changes_and_the_job_goes_back(began: str, tmp_path: Path) -> N
         script.at(60)
         asked.join(60.0)
         assert not asked.is_alive()
-        rig.kill_now("server-1")
-        until("the job went back", lambda: rig.rollbacks)
+        rig.goes_back()
         script.go(60)
         summary = rig.finish()
         assert rig.rollbacks == 1

@@ -109,13 +109,19 @@ def report(*steps: coordinator_pb2.WorkerStep, version: int, untold: bool = Fals
     return coordinator_pb2.WorkerReport(steps=steps, version=version, untold=untold, phase="compute", slices=9)
 
 
-def test_a_step_is_judged_when_the_slice_that_made_it_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker is at a later step when it reports, and the slice that it handed in follows in the next report."""
+def trained(monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Eight usual steps are done, and worker-1 has told of its slices."""
     job = Job(monkeypatch)
     for step in range(8):
         job.now = float(step)
         job.made(step, 0.3, 0.31, 10)
         job.hears(WORKERS[1], worker=report(told(step), version=step + 1))
+    return job
+
+
+def test_a_step_is_judged_when_the_slice_that_made_it_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is at a later step when it reports, and the slice that it handed in follows in the next report."""
+    job = trained(monkeypatch)
     job.now = 9.0
     job.made(8, 0.3, 1.2, 11)
     job.now = 10.0
@@ -130,11 +136,7 @@ def test_a_step_is_judged_when_the_slice_that_made_it_wait_is_told(monkeypatch: 
 
 
 def test_a_worker_that_falls_silent_before_it_tells_of_its_slice_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(monkeypatch)
-    for step in range(8):
-        job.now = float(step)
-        job.made(step, 0.3, 0.31, 10)
-        job.hears(WORKERS[1], worker=report(told(step), version=step + 1))
+    job = trained(monkeypatch)
     job.now = 8.5
     job.hears(WORKERS[1], worker=report(version=8, untold=True))
     job.now = 14.0

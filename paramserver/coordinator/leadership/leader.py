@@ -79,7 +79,7 @@ class Leadership:
         self,
         renewed: Callable[[], Awaitable[None]],
         replaced: Callable[[str], Awaitable[None]],
-        away: Callable[[str], None] = lambda error: None,
+        away: Callable[[str], None],
     ) -> None:
         """Renew the lease from now on. ``renewed`` is awaited after each success, ``replaced`` once, with a reason.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,26 +22,34 @@ class _Job(Protocol):
     def consistency(self) -> Consistency: ...
 
 
-def _nowhere(steps: Sequence[StepValues]) -> None:
-    """Nothing is written."""
+class Sink(Protocol):
+    """Where closed steps are written; `records.writing.Writing` does it."""
+
+    def write(self, steps: Sequence[StepValues]) -> None:
+        """These steps were closed now. Does not block."""
+
+    def settle(self) -> None:
+        """Return when the steps up to now are written, as far as that is promised. Blocks."""
 
 
-def _at_once() -> None:
-    """Nothing is written."""
+class _Nowhere:
+    """Writes nothing."""
+
+    def write(self, steps: Sequence[StepValues]) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
 
 
 class Records:
-    """``history``: the curves in memory, for pages. ``write``: called with closed steps; must not block.
-
-    ``written`` returns when the closed steps are written, as far as that is promised. It blocks.
-    """
+    """``history``: the curves in memory, for pages. ``sink``: where closed steps are written."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job
         self._collector = Collector()
         self.history = History()
-        self.write: Callable[[Sequence[StepValues]], None] = _nowhere
-        self.written: Callable[[], None] = _at_once
+        self.sink: Sink = _Nowhere()
         # Where each worker stands, by member number: it logs nothing for earlier steps any more.
         self._places: dict[int, Place] = {}
 
@@ -82,7 +90,7 @@ class Records:
     async def settle(self) -> None:
         """There is no worker: close all steps, and wait until they are written."""
         self.finish()
-        await asyncio.to_thread(self.written)
+        await asyncio.to_thread(self.sink.settle)
 
     def look(self) -> None:
         """Close the steps to which no worker can add; called several times a second."""
@@ -95,4 +103,4 @@ class Records:
             now = time.time()
             for step in steps:
                 self.history.add(step, now)
-            self.write(steps)
+            self.sink.write(steps)

@@ -9,10 +9,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paramserver.core.blame.facts import SILENT_S
 from paramserver.core.job.life import Phase
-
-# Members report twice a second. People are told of one that is silent for so long.
-SILENT_S = 2.0
 
 
 class State(enum.StrEnum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from paramserver import errors
@@ -41,6 +42,7 @@ class Advances:
         return self if number in self.between else replace(self, between=(*self.between, number))
 
 
+@lru_cache(maxsize=64)  # workers and servers read the same few texts with each contribution
 def decode(text: str) -> Advances | None:
     """What :meth:`Advances.encode` has written; None for an empty text. Raises ProtocolError for any other text."""
     if not text:
@@ -57,9 +59,9 @@ def decode(text: str) -> Advances | None:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The script has advanced a scheduler itself: between two epochs, or (``inside``) to a place that it says.
+    """The script has called ``step()`` of a scheduler between two epochs, or (``inside``) in the loop with arguments.
 
-    ``epochs``: so many epochs were over. ``position``: so many updates were done. ``given``: what the scheduler gets.
+    ``epochs``: so many epochs were over. ``position``: so many updates were done. ``given``: the arguments.
     """
 
     number: int
@@ -100,7 +102,7 @@ class Advancing:
         self._calls: list[Call] = []  # by position, and at one position as they came
         # How many updates, and how many of the calls, the schedulers have advanced by.
         self._updates, self._made = 0, 0
-        # The schedulers are not on the way of these calls and numbers any more.
+        # The schedulers have advanced in another order than the calls and numbers now say, and have to begin anew.
         self._stray = False
 
     @property
@@ -136,14 +138,12 @@ class Advancing:
             yield Back()
         while True:
             following = self._next(epochs)
-            if following is not None and (following.position <= self._updates or not self._per_step):
-                self._made += 1
-                yield Advance(following.number, following)
-            elif self._per_step and self._updates < position:
+            until = position if following is None else min(position, following.position)
+            if self._per_step and self._updates < until:
                 self._updates += 1
                 for number in self._per_step:
                     yield Advance(number)
-            elif following is not None and following.position >= position:
+            elif following is not None:
                 self._made += 1
                 yield Advance(following.number, following)
             else:

@@ -67,7 +67,7 @@ class Sender:
         self._member.keep_place(self.outgoing.keeps)
 
     def advances(self, advances: str) -> None:
-        """When this script advances which schedulers, encoded; empty if it has not shown it."""
+        """Which schedulers this script advances in steps and between epochs, encoded; empty: that is not known yet."""
         self._advances = advances
 
     def clip_to(self, norm: float) -> None:

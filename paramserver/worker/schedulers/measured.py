@@ -1,4 +1,4 @@
-"""The values that a scheduler measures the progress by, on which all workers agree."""
+"""The values by which a scheduler measures the progress of training. All workers agree on them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,6 @@ class Rates:
                 "and not those of the job, and would not go back with the job. Give it to ctx.prepare before the first "
                 "step: scheduler = ctx.prepare(scheduler)"
             )
-        self._schedules.handed_in()
         if self._schedules:  # the job has its schedule, and servers compare workers
             return
         step = item.name.step if isinstance(item.name, SyncName) else None

@@ -51,13 +51,12 @@ class OptimizerSchedule:
             if isinstance(move, Back):
                 again = True
                 self._go_back()
-            elif move.call is None and move.number in left_out and not again:
-                before = self._hypers()
-                self._advance(move)
-                if self._hypers() != before:
-                    raise irregular(self._schedulers[move.number])
-            else:
-                self._advance(move)
+                continue
+            checked = move.call is None and move.number in left_out and not again
+            before = self._hypers() if checked else None
+            self._advance(move)
+            if before is not None and self._hypers() != before:
+                raise irregular(self._schedulers[move.number])
 
     def _go_back(self) -> None:
         assert self._first is not None

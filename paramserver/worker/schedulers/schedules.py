@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -32,7 +31,8 @@ class Schedules:
         self._values: dict[int, MeasuredValues] = {}
         self._by_optimizer: dict[int, OptimizerSchedule] = {}
         self._of: list[OptimizerSchedule] = []  # by number of the scheduler
-        # As far as this script has shown; it has shown all of a step when it was through with one.
+        # Which schedulers this script advances when, as far as its calls say; and whether it has completed a step, so
+        # that its calls have named all schedulers of a step.
         self._own, self._shown = Advances(), False
         # The script has handed in a slice, and has advanced these schedulers since.
         self._handed, self._called = False, set[int]()
@@ -95,7 +95,8 @@ class Schedules:
             raise irregular(self._all[number].wrapped)
         self._own = self._own.with_per_step(number)
         self._called.add(number)
-        self._advance((self._of[number],), self._position())
+        self._learn()
+        self._advance(self._of[number], self._position())
 
     def beside_steps(self, number: int, *args: Any, **kwargs: Any) -> None:
         inside = self.by_steps
@@ -142,7 +143,8 @@ class Schedules:
         if epoch > former:
             self._assume(range(former + 1, epoch), late=former < 0)
         self._learn()
-        self._advance(self._by_optimizer.values(), self._position())
+        for schedule in self._by_optimizer.values():
+            self._advance(schedule, self._position())
 
     def _assume(self, epochs: range, late: bool) -> None:
         """The script was not there at the end of these epochs; other workers were. ``late``: at no earlier one."""
@@ -173,8 +175,9 @@ class Schedules:
         self._through()
         self._begun = True
         self._tell()
+        self._learn()
         for schedule in self._by_optimizer.values():
-            self._advance((schedule,), self._until_end(schedule) if at_end else self._position())
+            self._advance(schedule, self._until_end(schedule) if at_end else self._position())
 
     def _through(self) -> None:
         """The script may be through with the last slice that it has handed in, with all advances after it."""
@@ -213,10 +216,8 @@ class Schedules:
         for schedule in self._by_optimizer.values():
             schedule.advance_in_steps(() if known is None else known.per_step)
 
-    def _advance(self, schedules: Iterable[OptimizerSchedule], position: int) -> None:
-        self._learn()
-        for schedule in schedules:
-            schedule.to(position, self._epochs_over, self._left_out)
+    def _advance(self, schedule: OptimizerSchedule, position: int) -> None:
+        schedule.to(position, self._epochs_over, self._left_out)
 
     @property
     def _epochs_over(self) -> int:

@@ -260,6 +260,7 @@ class Steps:
         groups = self._groups()
         if partial.samples:
             self.rates.check(item, self._engine.shards.timeline, groups)
+            self._schedules.handed_in()
         return self._engine.loop.contribute(item, partial, groups)
 
     def _groups(self) -> list[types_pb2.GroupHypers]:

@@ -197,6 +197,11 @@ class Rig(Fleet):
         for name in names:
             self.call(lambda name=name: self.strike(name))  # type: ignore[misc]
 
+    def goes_back(self, name: str = "server-1") -> None:
+        """Kill a server, and wait until the job went back to a checkpoint."""
+        self.kill_now(name)
+        until("the job went back", lambda: self.rollbacks)
+
     # ---- looking
 
     def until_saved(self, version: int) -> None:
