@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.rows import Row, rows
 from paramserver.checkpoint.place import Place
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.core.layout.plan import Plan, TensorSpec, make_layout, make_plan
 from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
@@ -64,7 +65,7 @@ async def _run(repetitions: int, times: Times) -> None:
     plan = make_plan(layout, 1)
     name, groups = describe(torch.optim.Adam([torch.zeros(1)], lr=1e-4))
     chunks = plan.chunks_of(0)
-    tensors = ShardTensors(layout, chunks, name)
+    tensors = ShardTensors(layout, chunks, Optimizers((name,)))
     version = Version(0, chunks, {chunk.index: torch.randn(chunk.elements) for chunk in chunks})
     gradient = {chunk.index: torch.randn(chunk.elements) for chunk in chunks}
     used = frozenset(range(LAYERS))

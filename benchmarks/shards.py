@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.core.layout.plan import Chunk, TensorSpec, make_layout, make_plan
 from paramserver.core.versions.names import SyncName
 from paramserver.server.versions.shard import Contribution, ShardTensors
@@ -59,7 +60,9 @@ class Shard:
             for slice_, gradient in enumerate(gradients)
         ]
         slots = [{chunk.index: torch.ones(chunk.elements) for chunk in chunks} for _ in range(2)]
-        return Shard(ShardTensors(layout, chunks, name), Version(0, chunks, slots[0]), slots, contributions)
+        return Shard(
+            ShardTensors(layout, chunks, Optimizers((name,))), Version(0, chunks, slots[0]), slots, contributions
+        )
 
     def step(self) -> None:
         """The next version."""

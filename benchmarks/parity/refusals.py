@@ -154,12 +154,6 @@ def without_a_loader(ctx: Context, critic: Any, of_critic: Any, forger: Any, of_
     of_critic.step()
 
 
-def other_class(ctx: Context, critic: Any, of_critic: Any, forger: Any, of_forger: Any) -> None:
-    """RMSprop for one of them."""
-    ctx.prepare(critic, torch.optim.RMSprop(critic.parameters()), name="critic")
-    ctx.prepare(forger, of_forger, name="forger")
-
-
 def shared_trunk(ctx: Context, actor: Any, of_actor: Any, critic: Any, of_critic: Any) -> None:
     """Two heads on one trunk, as two models."""
     critic.first = actor.first
@@ -205,7 +199,6 @@ REFUSED = [
     Refusal("a scheduler of another optimizer", after_prepare(of_another_optimizer)),
     Refusal("a scheduler that was not prepared", after_prepare(within_the_loop)),
     Refusal("several models, and a loop without a loader", adversaries(without_a_loader)),
-    Refusal("several models with optimizers of different classes", adversaries(other_class)),
     Refusal("two models that share a layer", adversaries(shared_trunk)),
     Refusal("several models of which one steps on some batches only", adversaries(now_and_then)),
 ]

@@ -109,6 +109,9 @@ class Side(Protocol):
     def prepare(self, model: Any, optimizer: Any, data: Data) -> tuple[Any, Any, Any]:
         """Model, optimizer and loader to train with."""
 
+    def prepare_several(self, model: Any, optimizers: Sequence[Any], data: Data) -> tuple[Any, list[Any], Any]:
+        """Model, optimizers and loader to train with."""
+
     def prepare_part(self, name: str, model: Any, optimizer: Any, turns: int = 1) -> tuple[Any, Any]:
         """One of several models, which makes so many steps on each batch."""
 
@@ -139,7 +142,7 @@ class Side(Protocol):
     def state(self) -> dict[str, Any]:
         """Copies of weights and buffers (``"model"``) and of the optimizer's state (``"optimizer"``).
 
-        Of several models: these dictionaries by name.
+        Of several models: these dictionaries by name. Of several optimizers: a list of their states.
         """
 
     def register(self, name: str, thing: Any) -> None:
@@ -168,6 +171,11 @@ class Ours:
         found: tuple[Any, Any, Any] = self.ctx.prepare(model, optimizer, loader, accumulate=data.accumulate)
         self._seen = self.ctx.version
         return found
+
+    def prepare_several(self, model: Any, optimizers: Sequence[Any], data: Data) -> tuple[Any, list[Any], Any]:
+        loader: Any = data.loader()
+        model, loader, *found = self.ctx.prepare(model, loader, *optimizers)
+        return model, found, loader
 
     def prepare_part(self, name: str, model: Any, optimizer: Any, turns: int = 1) -> tuple[Any, Any]:
         found: tuple[Any, Any] = self.ctx.prepare(model, optimizer, name=name, turns=turns)
@@ -231,6 +239,14 @@ class Torch:
         self.optimizer: Any = None
         # Several models and their optimizers, by name.
         self.parts: dict[str, tuple[nn.Module, Any]] = {}
+
+    def prepare(self, model: Any, optimizer: Any, data: Data) -> tuple[Any, Any, Any]:
+        raise NotImplementedError
+
+    def prepare_several(self, model: Any, optimizers: Sequence[Any], data: Data) -> tuple[Any, list[Any], Any]:
+        model, _, loader = self.prepare(model, optimizers[0], data)
+        self.optimizer = list(optimizers)
+        return model, self.optimizer, loader
 
     def prepare_part(self, name: str, model: Any, optimizer: Any, turns: int = 1) -> tuple[Any, Any]:
         self.parts[name] = model, optimizer
@@ -297,7 +313,9 @@ class Plain(Torch):
 
 def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    return {"model": weights, "optimizer": copy.deepcopy(optimizer.state_dict())}
+    several = isinstance(optimizer, list)
+    found = [copy.deepcopy(one.state_dict()) for one in (optimizer if several else [optimizer])]
+    return {"model": weights, "optimizer": found if several else found[0]}
 
 
 class _Batches:

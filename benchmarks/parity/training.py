@@ -104,7 +104,9 @@ def flat(state: dict[str, Any]) -> dict[str, Tensor]:
     if "model" not in state:
         return {f"{name}.{key}": tensor for name, one in state.items() for key, tensor in flat(one).items()}
     found: dict[str, Tensor] = dict(state["model"])
-    for number, values in state["optimizer"]["state"].items():
-        for key, value in values.items():
-            found[f"optimizer.{number}.{key}"] = torch.as_tensor(value)
+    several = isinstance(state["optimizer"], list)
+    for place, optimizer in enumerate(state["optimizer"] if several else [state["optimizer"]]):
+        for number, values in optimizer["state"].items():
+            for key, value in values.items():
+                found[f"optimizer.{f'{place}.' if several else ''}{number}.{key}"] = torch.as_tensor(value)
     return found

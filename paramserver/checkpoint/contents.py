@@ -17,13 +17,13 @@ from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.storage.folder import Closing
 from paramserver.checkpoint.tensorfile import Entry, TensorFile
-from paramserver.core.layout.hypers import Hypers, Rule, rule_of, validate
+from paramserver.core.layout.hypers import Hypers, Rule
 from paramserver.core.layout.plan import Kind, Layout, TensorSpec, master_dtype
 from paramserver.core.versions.advances import decode
 from paramserver.core.versions.ledger import Row
 from paramserver.core.versions.ranges import RangeSet
 from paramserver.errors import CheckpointError, ParamServerError, ProtocolError
-from paramserver.tensors.hypers import groups_from_proto
+from paramserver.tensors.hypers import groups_from_proto, optimizers_of
 from paramserver.v1 import types_pb2
 
 _NUMBERS = ("applied", "skipped", "samples", "folded_steps")
@@ -154,14 +154,15 @@ class Contents(Closing):
         name = self._manifest.name
         if self._manifest.layout_digest != layout.digest:
             raise CheckpointError(f"{name} is of another model: its layout differs")
-        groups = hypers_of(optimizer, name)
+        groups, optimizers = hypers_of(optimizer, name), optimizers_of(optimizer)
         for file in self._all:
             file.verify()
         facts = self.facts()
         for spec in layout.tensors:
             self.tensor(spec, master_dtype(spec.dtype, spec.kind))
             if spec.kind is Kind.PARAMETER:
-                self._check_state(spec, rule_of(optimizer.name), group_of(spec, groups))
+                hypers = group_of(spec, groups)
+                self._check_state(spec, optimizers.rule(spec.group), hypers)
         return facts
 
     def _check_state(self, spec: TensorSpec, rule: Rule, hypers: Hypers) -> None:
@@ -202,7 +203,7 @@ def hypers_of(optimizer: types_pb2.OptimizerSpec, checkpoint: str) -> Sequence[H
     """The hyper-parameters of each group. Raises CheckpointError for an optimizer that servers do not know."""
     try:
         groups = groups_from_proto(optimizer.groups)
-        validate(optimizer.name, groups)
+        optimizers_of(optimizer).validate(groups)
     except ParamServerError as error:
         raise CheckpointError(f"{checkpoint} names an optimizer that servers do not run: {error}") from error
     return groups

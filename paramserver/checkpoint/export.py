@@ -25,9 +25,10 @@ from paramserver.checkpoint.place import Place, explained
 from paramserver.checkpoint.storage.disk import DiskWriter
 from paramserver.checkpoint.storage.folder import Bytes, Closing, write_whole
 from paramserver.checkpoint.tensorfile import TensorFile
-from paramserver.core.layout.hypers import rule_of
+from paramserver.core.layout.hypers import Hypers, rule_of
 from paramserver.errors import CheckpointError, ConfigError
 from paramserver.tensors.dtypes import SIZES, buffer_of, in_model_type, tensor_from, torch_dtype
+from paramserver.tensors.hypers import optimizers_of
 from paramserver.v1 import types_pb2
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Saved(Closing):
         """The optimizer state of a parameter, by key; empty before its first update."""
         import torch
 
-        rule = rule_of(self.model.optimizer.name)
+        rule = optimizers_of(self.model.optimizer).rule(spec.group)
         found: dict[str, Any] = {}
         parts = self._contents.states(spec.name)
         for key in sorted(rule.scalars | rule.arrays):
@@ -127,32 +128,42 @@ def state_dict(saved: Saved) -> dict[str, torch.Tensor]:
     return found
 
 
-def optimizer_state_dict(saved: Saved) -> tuple[dict[str, Any], list[str]] | None:
+def optimizer_state_dicts(saved: Saved) -> list[tuple[dict[str, Any], list[str]]]:
     """The state for ``load_state_dict`` of the same torch optimizer, and the parameters' names in the order of it.
 
-    The parameters are numbered group by group, in the order of the model. None if the job had no torch optimizer.
-    Raises CheckpointError for an optimizer that servers do not know.
+    One for each class of optimizer, in the order of the parameter groups. The parameters are numbered group by group,
+    in the order of the model. Empty if the job had no torch optimizer. Raises CheckpointError for an optimizer that
+    servers do not know.
     """
+    hypers = hypers_of(saved.model.optimizer, saved.manifest.name)
+    optimizers = optimizers_of(saved.model.optimizer)
+    specs: list[list[types_pb2.TensorSpec]] = [[] for _ in hypers]
+    for spec in saved.model.tensors:
+        if spec.kind == types_pb2.TENSOR_KIND_PARAMETER:
+            group_of(spec, specs).append(spec)
+    numbers = range(len(hypers))
+    found = []
+    for name, members in itertools.groupby(numbers, optimizers.of):
+        if rule_of(name).title or rule_of(name).own:
+            found.append(_described(saved, name, [(specs[number], hypers[number]) for number in members]))
+    return found
+
+
+def _described(
+    saved: Saved, name: str, groups: Sequence[tuple[list[types_pb2.TensorSpec], Hypers]]
+) -> tuple[dict[str, Any], list[str]]:
+    """The state dict of one optimizer with these groups, and the names of its parameters."""
     import torch
 
     from paramserver.tensors.optimizers import arguments
 
-    name = saved.model.optimizer.name
-    hypers = hypers_of(saved.model.optimizer, saved.manifest.name)
-    rule = rule_of(name)
-    if not rule.title and not rule.own:
-        return None
-    groups: list[list[types_pb2.TensorSpec]] = [[] for _ in hypers]
-    for spec in saved.model.tensors:
-        if spec.kind == types_pb2.TENSOR_KIND_PARAMETER:
-            group_of(spec, groups).append(spec)
     # torch itself says what else a parameter group has in this version; the tensors here have no memory.
     made: list[dict[str, Any]] = []
-    for specs, group in zip(groups, hypers, strict=True):
+    for specs, hypers in groups:
         params = [torch.empty(tuple(spec.shape), device="meta") for spec in specs]
-        made.append({"params": params, **arguments(name, group)})
-    described: dict[str, Any] = _plain_groups(made) if rule.own else _torch_class(name)(made).state_dict()
-    ordered = [spec for group in groups for spec in group]
+        made.append({"params": params, **arguments(name, hypers)})
+    described: dict[str, Any] = _plain_groups(made) if rule_of(name).own else _torch_class(name)(made).state_dict()
+    ordered = [spec for specs, _ in groups for spec in specs]
     states = {number: saved.state(spec) for number, spec in enumerate(ordered)}
     described["state"] = {number: state for number, state in states.items() if state}
     return described, [spec.name for spec in ordered]
@@ -184,9 +195,11 @@ def _to_torch(saved: Saved, out: Path) -> list[Path]:
         "version": manifest.version,
         "timeline": manifest.timeline,
     }
-    optimizer = optimizer_state_dict(saved)
-    if optimizer is not None:
-        content["optimizer"], content["optimizer_names"] = optimizer
+    found = optimizer_state_dicts(saved)
+    if found:
+        states, names = [state for state, _ in found], [named for _, named in found]
+        several = len(found) > 1
+        content["optimizer"], content["optimizer_names"] = (states, names) if several else found[0]
     temporary = out.with_name(temporary_name(out.name))
     try:
         with explained("write", str(out)):

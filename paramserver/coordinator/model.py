@@ -17,11 +17,10 @@ from paramserver.coordinator.leadership.keeping import Keeping
 from paramserver.coordinator.watching.main import Main
 from paramserver.core.job.main_worker import uploader
 from paramserver.core.job.membership import Member, Role
-from paramserver.core.layout.hypers import validate, validate_shapes
 from paramserver.core.layout.placement import Seat, choose
 from paramserver.core.layout.plan import Kind, Layout, link_chunk_bytes, moving_bytes
 from paramserver.core.work.loading import Load
-from paramserver.tensors.hypers import groups_from_proto
+from paramserver.tensors.hypers import groups_from_proto, optimizers_of
 from paramserver.transport.addresses import host_of, loopback
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_to_proto, first_difference, layout_of
@@ -129,10 +128,11 @@ class ModelRegistry:
         if not any(tensor.kind is Kind.PARAMETER for tensor in layout.tensors):
             raise errors.ModelError("the model has no parameters to train: give the optimizer at least one")
         groups = groups_from_proto(model.optimizer.groups)
-        validate(model.optimizer.name, groups)
-        validate_shapes(model.optimizer.name, {t.name: t.shape for t in layout.tensors if t.kind is Kind.PARAMETER})
+        optimizers = optimizers_of(model.optimizer)
+        optimizers.validate(groups)
         if any(t.kind is Kind.PARAMETER and t.group >= len(groups) for t in layout.tensors):
             raise errors.ModelError("a parameter names a parameter group that the optimizer does not have")
+        optimizers.validate_shapes(layout.tensors)
         if not model.chunk_bytes and (chunk_bytes := await self._chunk_bytes(layout)):
             finer = types_pb2.ModelSpec(chunk_bytes=chunk_bytes)
             finer.MergeFrom(model)

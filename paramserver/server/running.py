@@ -108,7 +108,7 @@ class RunningShard:
         trace: Recorder | None = None,
     ) -> None:
         self.config, self.plan = config, plan
-        self.hypers = Hyperparameters(tensors.optimizer, groups)
+        self.hypers = Hyperparameters(tensors.optimizers, groups)
         self.state, self.tensors, self.norms = state, tensors, norms_
         self.saver = saver
         self.sharing = Sharing(plan, config.shard)

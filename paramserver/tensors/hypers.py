@@ -1,10 +1,11 @@
-"""Hyper-parameters as messages. What names and values mean is checked by `paramserver.core.layout.hypers.validate`."""
+"""Optimizers and hyper-parameters as messages. Their meaning is checked by `paramserver.core.layout.optimizers`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from paramserver.core.layout.hypers import Hypers, HyperValue
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.errors import ProtocolError
 from paramserver.v1 import types_pb2 as types
 
@@ -48,3 +49,15 @@ def groups_to_proto(groups: Iterable[Hypers]) -> list[types.GroupHypers]:
 def groups_from_proto(messages: Iterable[types.GroupHypers]) -> list[dict[str, HyperValue]]:
     """Raises ProtocolError as `from_proto` does."""
     return [from_proto(message) for message in messages]
+
+
+def optimizers_of(message: types.OptimizerSpec) -> Optimizers:
+    """The optimizers of a model, by parameter group; what servers do not know is not refused here."""
+    return Optimizers(tuple(message.names) or (message.name,))
+
+
+def optimizer_to_proto(optimizers: Optimizers, groups: Iterable[types.GroupHypers]) -> types.OptimizerSpec:
+    """As a message."""
+    several = len(optimizers.names) > 1
+    name, names = ("", optimizers.names) if several else (optimizers.names[0], ())
+    return types.OptimizerSpec(name=name, names=names, groups=groups)

@@ -121,12 +121,14 @@ class GroupHypers(_message.Message):
     def __init__(self, hypers: _Optional[_Iterable[_Union[Hyper, _Mapping]]] = ...) -> None: ...
 
 class OptimizerSpec(_message.Message):
-    __slots__ = ("name", "groups")
+    __slots__ = ("name", "groups", "names")
     NAME_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     name: str
     groups: _containers.RepeatedCompositeFieldContainer[GroupHypers]
-    def __init__(self, name: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupHypers, _Mapping]]] = ...) -> None: ...
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupHypers, _Mapping]]] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("tensors", "optimizer", "chunk_bytes", "shares")

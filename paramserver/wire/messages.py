@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
 
-from paramserver.core.layout.hypers import rule_of
 from paramserver.core.layout.plan import Chunk, Kind, Layout, Plan, TensorSpec, make_layout, make_plan, model_bytes
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
@@ -22,6 +21,7 @@ from paramserver.core.work.slices import DataSpec, SyncSchedule
 from paramserver.core.work.stealing import Assignment
 from paramserver.errors import DataError, ModelError, ProtocolError
 from paramserver.tensors.dtypes import wire_dtype
+from paramserver.tensors.hypers import optimizers_of
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import MAX_SLICES, counting
 
@@ -131,17 +131,9 @@ def layout_of(message: types_pb2.ModelSpec, most_bytes: int = 0) -> Layout:
                 f"the model has {nbytes} bytes ({nbytes / 2**30:.4g} GiB), and this job takes {most_bytes} "
                 f"({most_bytes / 2**30:.4g} GiB): set cluster.max_model_bytes higher if the servers have the memory"
             )
-        return make_layout(tensors, message.chunk_bytes, _needs_whole(message.optimizer.name))
+        return make_layout(tensors, message.chunk_bytes, optimizers_of(message.optimizer).whole)
     except ValueError as error:
         raise ModelError(str(error)) from error
-
-
-def _needs_whole(optimizer: str) -> bool:
-    """Whether an optimizer needs whole tensors. One that nobody knows is refused where its numbers are checked."""
-    try:
-        return rule_of(optimizer).whole
-    except ModelError:
-        return False
 
 
 def plan_of(message: types_pb2.ModelSpec, shards: int) -> Plan:
@@ -185,17 +177,18 @@ def _describe(tensor: types_pb2.TensorSpec, other: types_pb2.TensorSpec) -> str:
 
 def _optimizer_difference(ours: types_pb2.OptimizerSpec, theirs: types_pb2.OptimizerSpec) -> str:
     """In words, how the second optimizer differs from the first."""
-    if (ours.name, len(ours.groups)) != (theirs.name, len(theirs.groups)):
+    one, other = optimizers_of(ours), optimizers_of(theirs)
+    if (one, len(ours.groups)) != (other, len(theirs.groups)):
         return (
-            f"the optimizer is {theirs.name} with {len(theirs.groups)} parameter group(s), but {ours.name} with "
+            f"the optimizer is {other} with {len(theirs.groups)} parameter group(s), but {one} with "
             f"{len(ours.groups)} in the model registered first"
         )
     for index, (a, b) in enumerate(zip(ours.groups, theirs.groups, strict=True)):
         first, second = ({hyper.name: _value(hyper) for hyper in group.hypers} for group in (a, b))
         for name in sorted(first.keys() | second.keys()):
-            one, other = first.get(name, "nothing"), second.get(name, "nothing")
-            if one != other:
-                return f"{name} of parameter group {index} is {other}, but {one} in the model registered first"
+            mine, yours = first.get(name, "nothing"), second.get(name, "nothing")
+            if mine != yours:
+                return f"{name} of parameter group {index} is {yours}, but {mine} in the model registered first"
     return "its optimizer has other numbers than that of the model registered first"
 
 

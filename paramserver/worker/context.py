@@ -119,7 +119,8 @@ class Context(Together):
     ) -> Any:
         """Replace a model, its optimizer, a DataLoader, a scheduler by ones that train on the cluster.
 
-        Takes them in any order and returns them in the same order: one object as it is, several as a tuple. A
+        Takes them in any order and returns them in the same order: one object as it is, several as a tuple. A model may
+        have several optimizers, each of which then steps once on each batch. A
         GradScaler stays the same object, and is registered (see :meth:`register`). The model keeps its class.
         It is moved to :attr:`device`, and its weights become those of version 0, or of the job's present
         version. Model and optimizer must be given together, in one call. Loader and scheduler may come before
@@ -275,6 +276,8 @@ class Context(Together):
     def state_dict(self) -> dict[str, Any]:
         """Weights and buffers (``"model"``) and the optimizer's state (``"optimizer"``), as plain torch has them.
 
+        With several optimizers ``"optimizer"`` is a list of their states, in the order of :meth:`prepare`.
+
         Copies in main memory, of the version of the weights at hand, read from the servers: the same on all workers at
         the same version, whatever this worker has computed since. Any worker may call it alone, at any time. In
         asynchronous mode each server gives its present state of the optimizer. Raises UserError before ``prepare`` of
@@ -291,11 +294,12 @@ class Context(Together):
         prepared, binding, model = self.prepared, self.prepared.binding, self.prepared.model
         if model is None or binding is None:
             raise errors.UserError("ctx.state_dict belongs after ctx.prepare of the model")
-        if prepared.optimizer is None:
+        if prepared.models:
             return prepared.models.by_name(read_weights(binding, model, self.engine.reading.weights_now()))
         # First, since it may take in a newer version.
-        optimizer = prepared.optimizer.state_dict()
-        return {"model": read_weights(binding, model, self.engine.reading.weights_now()), "optimizer": optimizer}
+        states = [one.state_dict() for one in prepared.optimizers]
+        weights = read_weights(binding, model, self.engine.reading.weights_now())
+        return {"model": weights, "optimizer": states[0] if len(states) == 1 else states}
 
     def load(
         self,
@@ -303,14 +307,14 @@ class Context(Together):
         /,
         *,
         model: Mapping[str, Any] | None = None,
-        optimizer: Mapping[str, Any] | None = None,
+        optimizer: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Go on from these weights and buffers, this optimizer state, or both; all workers call it, with the same.
 
-        ``state``: both as :meth:`state_dict` gives them. ``model``: all of a ``model.state_dict()``. ``optimizer``: a
-        ``state_dict()`` of torch's optimizer or of the one that ``prepare`` returned. Before the first epoch its
-        hyper-parameters are taken over, later they must be the present ones; where a scheduler was prepared, they are
-        as that has set them.
+        ``state``: both as :meth:`state_dict` gives them. ``model``: all of ``model.state_dict()``. ``optimizer``: a
+        ``state_dict()`` of torch's optimizer or of the one that ``prepare`` returned; a list of these with several
+        optimizers. Before the first epoch its hyper-parameters are taken over, later they must be the present ones;
+        where a scheduler was prepared, they are as that has set them.
         The version, the position in the data and the schedule stay as they are. Call it after ``prepare`` of the model,
         between two optimizer steps, at the same place of the script in every worker, best between two epochs. It
         returns when the servers have it. A worker whose script comes to it later, or once more after the job was
@@ -329,18 +333,19 @@ class Context(Together):
             raise errors.UserError("ctx.load belongs after ctx.prepare of the model; before it, load into the model")
         if self._closed:
             raise errors.UserError("this worker has left the job: call ctx.load before ctx.close()")
+        optimizers: Sequence[Mapping[str, Any]] | None
         if self.prepared.models:
             if model is not None or optimizer is not None:
                 raise errors.UserError("with several models give ctx.load one state, as ctx.state_dict() gives it")
-            model, optimizer = self.prepared.models.joint_states(state)
+            model, optimizers = self.prepared.models.joint_states(state)
         else:
-            model, optimizer = parts_of(state, model, optimizer)
+            model, optimizers = parts_of(state, model, optimizer, len(self.prepared.optimizers))
         if self._passes.in_loop and self.prepared.steps is not None and self.prepared.steps.item is not None:
             raise errors.UserError(
                 "ctx.load belongs between two steps: call it after optimizer.step(), or outside of the loop"
             )
         self._objects.settle()
-        done = load(engine, self._passes, binding, self.prepared.model, bool(self._schedules), model, optimizer)
+        done = load(engine, self._passes, binding, self.prepared.model, bool(self._schedules), model, optimizers)
         if done and self.prepared.guard is not None and not self._passes.in_loop:
             self.prepared.guard.outside()
 

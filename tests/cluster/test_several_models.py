@@ -20,7 +20,15 @@ from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train, wait
 from tests.support.cluster.programs import dataset
 from tests.support.failover.rollback import Rig, same
-from tests.support.turns.adversaries import EPOCHS, Adversaries, data_of, models, optimizers, with_plain_torch
+from tests.support.turns.adversaries import (
+    EPOCHS,
+    Adversaries,
+    data_of,
+    different_optimizers,
+    models,
+    optimizers,
+    with_plain_torch,
+)
 
 SLICES = 2
 
@@ -57,6 +65,16 @@ def test_two_models_that_step_in_turn_are_those_of_plain_torch(turns: int) -> No
     for state in script.states:
         states_agree(state["forger"], forger, of_forger)
         states_agree(state["critic"], critic, of_critic)
+
+
+def test_models_with_optimizers_of_different_classes_are_those_of_plain_torch() -> None:
+    script = Adversaries(turns=2, norm=False, make=different_optimizers)
+    digests_of_two = run(2, 2, script).digests
+    forger, critic, of_forger, of_critic = with_plain_torch(script.samples, 2, SLICES, make=different_optimizers)
+    for state in script.states:
+        states_agree(state["forger"], forger, of_forger)
+        states_agree(state["critic"], critic, of_critic)
+    assert run(1, 3, Adversaries(turns=2, norm=False, make=different_optimizers)).digests == digests_of_two
 
 
 @cache
@@ -175,11 +193,6 @@ def _leaves_a_step_out(ctx: Context, forger: Any, critic: Any, of_forger: Any, o
             of_forger.step()
 
 
-def _other_class(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
-    ctx.prepare(forger, of_forger, name="forger")
-    ctx.prepare(critic, torch.optim.SGD(critic.parameters(), lr=0.1), name="critic")
-
-
 def _no_turns(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_critic: Any, loader: Any) -> None:
     ctx.prepare(forger, of_forger, name="forger", turns=0)
 
@@ -201,7 +214,6 @@ def _accumulates(ctx: Context, forger: Any, critic: Any, of_forger: Any, of_crit
             _leaves_a_step_out,
             r"where the optimizer of 'forger' is to step: .* all of them or none",
         ),
-        (_other_class, "optimizers of one class"),
         (_no_turns, "at least 1, not 0"),
         (_accumulates, "do not go with accumulate"),
     ],

@@ -22,7 +22,7 @@ def test_all_buffers_at_once_are_as_one_by_one(odd: bool) -> None:
     if odd:
         idle.running_mean.fill_(math.inf)  # type: ignore[union-attr]
         idle.running_var[0] = math.nan  # type: ignore[index]
-    binding = ModelBinding(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    binding = ModelBinding(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     plan = plan_of(binding.message(0), 1)
     binding.load(binding.space(plan))
     model[1](model[0](torch.randn(8, 3, generator=torch.Generator().manual_seed(1)))).sum().backward()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.core.layout.plan import Chunk, Kind, Layout, TensorSpec, make_layout, make_plan
 from paramserver.core.versions.names import SyncName
 from paramserver.errors import NonFiniteError
@@ -48,7 +49,7 @@ class Shard:
         made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]([torch.zeros(1)], lr=0.1)
         self.name, (self.group, *_) = describe(made)
         self.team = Team(threads)
-        self.tensors = ShardTensors(self.layout, self.plan.chunks_of(0), self.name, self.team)
+        self.tensors = ShardTensors(self.layout, self.plan.chunks_of(0), Optimizers((self.name,)), self.team)
         self.numbers = torch.Generator().manual_seed(3)
         chunks = {c.index: flat(self.layout, c, self.numbers) for c in self.tensors.chunks}
         self.version = Version(0, self.tensors.chunks, chunks)

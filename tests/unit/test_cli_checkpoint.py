@@ -21,6 +21,7 @@ from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, write_tensors
 from paramserver.cli.look.checkpoint import epochs, is_private
 from paramserver.cli.main import main
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.errors import CheckpointError
 from paramserver.machine.jobs import Job, publish_job
 from paramserver.machine.runtime import ENV_RUNTIME_DIR
@@ -356,7 +357,7 @@ def taken_in(place: Place, made: Manifest) -> ShardFacts:
     """As a single server takes a checkpoint in for a job that trains the model of the tests."""
     model = json_format.ParseDict(made.model, types_pb2.ModelSpec())
     layout = layout_of(model)
-    tensors = ShardTensors(layout, layout.chunks, "sgd")
+    tensors = ShardTensors(layout, layout.chunks, Optimizers(("sgd",)))
     return restore(place, made, layout, model.optimizer, tensors)[1]
 
 

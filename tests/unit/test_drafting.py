@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.core.layout.plan import TensorSpec, make_layout
 from paramserver.core.versions import drafts as rules
 from paramserver.core.versions.names import SyncName
@@ -51,7 +52,7 @@ async def settle() -> None:
 
 
 def shard() -> tuple[ShardTensors, Version, Drafting]:
-    tensors = ShardTensors(LAYOUT, LAYOUT.chunks, "adam")
+    tensors = ShardTensors(LAYOUT, LAYOUT.chunks, Optimizers(("adam",)))
     ones = {c.index: torch.ones(c.elements) for c in LAYOUT.chunks}
     base, drafts = Version(0, LAYOUT.chunks, ones), Drafting(tensors, now)
     drafts.opened(base)
@@ -78,7 +79,7 @@ def test_a_draft_has_the_bits_of_the_version_and_leaves_the_state_alone() -> Non
             assert index in draft.made
             assert not list(tensors.states[index].export()), "nothing has been updated yet"
         assert drafts.take([left, right]) is draft
-        other = ShardTensors(LAYOUT, LAYOUT.chunks, "adam")
+        other = ShardTensors(LAYOUT, LAYOUT.chunks, Optimizers(("adam",)))
         plain = other.build(base, [left, right])
         adopted = tensors.build(base, [left, right], drafted=draft.made)
         for index in plain.tensors:

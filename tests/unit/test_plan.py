@@ -36,6 +36,10 @@ MIB = 1024 * KIB
 PINNED = "3b73402dbdfe7124d4375858901892882fd69328defd6deb3b364a4a9b6dc903"
 
 
+def every(group: int) -> bool:
+    return True
+
+
 def transformer(layers: int, width: int, vocabulary: int) -> list[TensorSpec]:
     """Weights in group 0, biases and norms in group 1, a mask and a counter as buffers."""
     tensors = [TensorSpec("embed", (vocabulary, width), "float32", aliases=("head",))]
@@ -108,7 +112,7 @@ CHUNK_BYTES = st.one_of(st.just(0), st.integers(1, 100).map(lambda n: n * ALIGNM
 @given(models(), CHUNK_BYTES, st.booleans())
 def test_chunks_tile_segments_and_pieces_tile_tensors(tensors: list[TensorSpec], chunk_bytes: int, whole: bool) -> None:
     """Paint every element of every segment, independently of how validate_layout walks."""
-    layout = make_layout(tensors, chunk_bytes, whole)
+    layout = make_layout(tensors, chunk_bytes, lambda _: whole)
     validate_layout(layout)
     painted: list[list[tuple[int, int] | None]] = [[None] * segment.elements for segment in layout.segments]
     chunk_of: list[list[int]] = [[-1] * segment.elements for segment in layout.segments]
@@ -147,7 +151,7 @@ def test_chunks_tile_segments_and_pieces_tile_tensors(tensors: list[TensorSpec],
             (held,) = {piece.tensor for chunk in unit for piece in chunk.pieces}
             assert joined(unit).pieces == (Piece(held, 0, 0, tensors[held].elements),)
             assert [chunk.leads for chunk in unit] == [True] + [False] * (len(unit) - 1)
-    assert make_layout(tensors, layout.chunk_bytes, whole) == layout
+    assert make_layout(tensors, layout.chunk_bytes, lambda _: whole) == layout
 
 
 def test_a_small_layout_in_full() -> None:
@@ -202,7 +206,7 @@ def test_a_scalar_has_one_element_and_one_piece() -> None:
 
 def test_whole_tensors_share_a_chunk_until_it_is_full() -> None:
     sizes = [100, 100, 5000, 16, 0, 200, 1]
-    layout = make_layout([TensorSpec(f"t{i}", (n,), "float32") for i, n in enumerate(sizes)], 1024, whole_tensors=True)
+    layout = make_layout([TensorSpec(f"t{i}", (n,), "float32") for i, n in enumerate(sizes)], 1024, whole=every)
     large = [[2]] * 20
     assert [[piece.tensor for piece in chunk.pieces] for chunk in layout.chunks] == [[0, 1], *large, [3, 5, 1 + 5]]
     assert [chunk.first for chunk in layout.chunks] == [None, *[1] * 20, None]
@@ -212,7 +216,7 @@ def test_whole_tensors_share_a_chunk_until_it_is_full() -> None:
 
 def test_chunks_that_are_updated_together_go_to_a_new_backup_together() -> None:
     sizes = [100, 100, 5000, 16, 3000, 1]
-    layout = make_layout([TensorSpec(f"t{i}", (n,), "float32") for i, n in enumerate(sizes)], 1024, whole_tensors=True)
+    layout = make_layout([TensorSpec(f"t{i}", (n,), "float32") for i, n in enumerate(sizes)], 1024, whole=every)
     sent = groups(layout.chunks, 2048, lambda chunk: chunk.leads)
     assert [chunk for group in sent for chunk in group] == [*layout.chunks]
     assert len(sent) > 2
@@ -221,7 +225,7 @@ def test_chunks_that_are_updated_together_go_to_a_new_backup_together() -> None:
 
 
 def test_whole_tensors_is_about_parameters_only() -> None:
-    layout = make_layout([TensorSpec("f", (1000,), "float32", Kind.BUFFER)], 1024, whole_tensors=True)
+    layout = make_layout([TensorSpec("f", (1000,), "float32", Kind.BUFFER)], 1024, whole=every)
     assert [chunk.elements for chunk in layout.chunks] == [256, 256, 256, 240]
 
 
@@ -373,7 +377,7 @@ def test_digest_is_pinned_and_depends_on_everything() -> None:
             {"persistent": False},
         )
     ]
-    others += [make_layout([tensor], 512), make_layout([tensor], 1024, whole_tensors=True), make_layout([], 1024)]
+    others += [make_layout([tensor], 512), make_layout([tensor], 1024, whole=every), make_layout([], 1024)]
     digests = {layout.digest, *(other.digest for other in others)}
     assert len(digests) == len(others) + 1
     assert make_layout([tensor], 1024).digest == layout.digest
@@ -392,7 +396,7 @@ def loads(plan: Plan, kind: Kind | None = None) -> list[int]:
 def test_every_chunk_has_one_owner_and_loads_differ_by_one_chunk(
     tensors: list[TensorSpec], chunk_bytes: int, servers: int, whole: bool
 ) -> None:
-    layout = make_layout(tensors, chunk_bytes, whole)
+    layout = make_layout(tensors, chunk_bytes, lambda _: whole)
     plan = make_plan(layout, servers)
     owned = [chunk for server in range(servers) for chunk in plan.chunks_of(server)]
     assert sorted(c.index for c in owned) == list(range(len(layout.chunks)))
@@ -401,7 +405,7 @@ def test_every_chunk_has_one_owner_and_loads_differ_by_one_chunk(
     for kind in (None, Kind.PARAMETER):
         largest = max((joined(unit).nbytes for unit in units(layout.chunks) if kind in (None, unit[0].kind)), default=0)
         assert max(loads(plan, kind)) - min(loads(plan, kind)) <= largest
-    assert make_plan(make_layout(tensors, chunk_bytes, whole), servers) == plan
+    assert make_plan(make_layout(tensors, chunk_bytes, lambda _: whole), servers) == plan
 
 
 @pytest.mark.parametrize("name", REALISTIC)

@@ -26,7 +26,7 @@ from paramserver.server.versions.shard import Contribution, ShardTensors
 from paramserver.server.versions.version import Version
 from paramserver.tensors.codec import chunk_frames
 from paramserver.tensors.dtypes import buffer_of
-from paramserver.tensors.hypers import groups_from_proto, groups_to_proto
+from paramserver.tensors.hypers import groups_from_proto, groups_to_proto, optimizers_of
 from paramserver.tensors.optimizers import describe
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import chunk_ref, plan_of, tensor_to_proto
@@ -90,7 +90,7 @@ class Shard:
 
     def empty(self) -> ShardTensors:
         """As it is before anything is loaded."""
-        return ShardTensors(self.plan.layout, self.plan.chunks_of(0), self.spec.optimizer.name)
+        return ShardTensors(self.plan.layout, self.plan.chunks_of(0), optimizers_of(self.spec.optimizer))
 
     def filled(self, chunk: Chunk) -> torch.Tensor:
         """Random numbers; padding is zero."""

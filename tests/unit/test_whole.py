@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paramserver.core.layout.hypers import RULES, validate, validate_change, validate_shapes
+from paramserver.core.layout.hypers import RULES, validate, validate_change, validate_shape
 from paramserver.core.layout.plan import Layout, TensorSpec, joined, make_layout, units
 from paramserver.errors import ModelError
 from paramserver.server.arithmetic.state import State, StateEntry
@@ -46,7 +46,7 @@ class Held:
 
     def __init__(self, tensors: Sequence[Tensor], chunk_bytes: int, optimizer: str, dtype: str) -> None:
         specs = [TensorSpec(f"t{number}", tuple(t.shape), dtype) for number, t in enumerate(tensors)]
-        self.layout: Layout = make_layout(specs, chunk_bytes, whole_tensors=True)
+        self.layout: Layout = make_layout(specs, chunk_bytes, whole=lambda group: True)
         self.chunks = [joined(unit) for unit in units(self.layout.chunks)]
         self.states: list[State] = [state_of(chunk, optimizer, self.layout) for chunk in self.chunks]
         self.weights = self.flatten(tensors)
@@ -190,9 +190,10 @@ def test_numbers_travel_and_come_back_as_torch_has_them() -> None:
 
 
 def test_an_optimizer_of_matrices_names_the_tensor_that_is_none() -> None:
-    validate_shapes("adafactor", {"bias": (3,)})
-    with pytest.raises(ModelError, match=r"Muon trains tensors with 2 dimensions only; 'bias' has shape \(3,\)"):
-        validate_shapes("muon", {"weight": (2, 3), "bias": (3,)})
+    validate_shape("adafactor", "bias", (3,))
+    validate_shape("muon", "weight", (2, 3))
+    with pytest.raises(ModelError, match=r"Muon trains tensors with 2 dimensions only, and 'bias' has shape \(3,\)"):
+        validate_shape("muon", "bias", (3,))
     assert {name for name, rule in RULES.items() if rule.whole} == {name.lower() for name, _ in SETTINGS}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import cross_entropy, softplus
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
@@ -16,6 +16,7 @@ from benchmarks.parity.rows import DDP, PLAIN, Row, Tensors
 from benchmarks.parity.sides import Data, Side
 from benchmarks.parity.training import EPOCHS, SAMPLES, flat
 from tests.support.cluster.programs import FEATURES, dataset, fill, generator
+from tests.support.turns.pair import Mixed, optimizers_of, schedulers_of
 
 # Real samples, and the noise of which forged ones are made.
 PAIRS = Data(TensorDataset(dataset(SAMPLES).tensors[0], torch.randn(SAMPLES, 16, generator=generator(5))))
@@ -127,6 +128,28 @@ def draws(side: Side) -> Tensors:
     return flat(side.state())
 
 
+def rmsprop(parameters: Any) -> torch.optim.Optimizer:
+    """Another class, with other state."""
+    return torch.optim.RMSprop(parameters, lr=0.003, momentum=0.5)
+
+
+def two_optimizers(side: Side) -> Tensors:
+    """Muon for matrices, AdamW for the rest of one model, each with a scheduler."""
+    model: Any = Mixed()
+    given = optimizers_of(model)
+    made = schedulers_of(*given)
+    model, optimizers, loader = side.prepare_several(model, given, Data(dataset(SAMPLES)))
+    schedulers = [side.scheduler(one) for one in made]
+    for _ in side.epochs(EPOCHS):
+        for x, y in loader:
+            side.weighed(cross_entropy(model(x), y)).backward()  # type: ignore[no-untyped-call]
+            if side.due:
+                for one in (*optimizers, *schedulers):
+                    one.step()
+                model.zero_grad()
+    return flat(side.state())
+
+
 EQUAL, OFTEN = Adversaries(), Adversaries(turns=3)
 # In a step of one slice, and with DDP in a step of two.
 ROWS = [
@@ -135,6 +158,10 @@ ROWS = [
     Row("One model steps three times for each step of the other", PLAIN, OFTEN, slices=1),
     Row("One model steps three times for each step of the other", DDP, OFTEN),
     Row("Two models, each with a scheduler", PLAIN, Adversaries(scheduled=True), slices=1),
+    Row("Two models with optimizers of different classes", PLAIN, Adversaries(of_forger=rmsprop), slices=1),
+    Row("Two models with optimizers of different classes", DDP, Adversaries(of_forger=rmsprop)),
+    Row("One model with two optimizers: `Muon` for matrices, `AdamW` for the rest", PLAIN, two_optimizers),
+    Row("One model with two optimizers: `Muon` for matrices, `AdamW` for the rest", DDP, two_optimizers),
     Row("An actor and a critic, with losses of each other's outputs", PLAIN, actor_and_critic, slices=1),
     Row("An actor and a critic, with losses of each other's outputs", DDP, actor_and_critic),
     Row("Two models, and batches that the script draws: a loader over `range(steps)`", DDP, draws),

@@ -238,37 +238,42 @@ def rule_of(name: str) -> Rule:
     return Rule("", {}, arrays, numbers | counts, {}, whole=bool(found[3]), own=found[1], counts=counts)
 
 
-def validate(name: str, groups: Sequence[Mapping[str, object]]) -> None:
-    """Raises ModelError, naming group and field, unless servers can run this optimizer with these numbers."""
+def validate(name: str, groups: Sequence[Mapping[str, object]], first: int = 0) -> None:
+    """Raises ModelError, naming group and field, unless servers can run this optimizer with these numbers.
+
+    ``first``: the number of the first of these groups.
+    """
     rule = rule_of(name)
     if not groups:
         raise ModelError(f"optimizer {name} has no parameter group; give at least one")
-    for index, hypers in enumerate(groups):
+    for index, hypers in enumerate(groups, first):
         problem = _find_in_group(rule, hypers)
         if problem is not None:
             raise ModelError(f"optimizer {name}, parameter group {index}: {problem}")
 
 
-def validate_shapes(name: str, shapes: Mapping[str, Shape]) -> None:
-    """Raises ModelError, naming the tensor, unless a known optimizer can train tensors of these shapes.
+def validate_shape(name: str, tensor: str, shape: Shape) -> None:
+    """Raises ModelError, naming the tensor, unless a known optimizer can train a tensor of this shape.
 
-    >>> validate_shapes("muon", {"weight": (3, 5)})
+    >>> validate_shape("muon", "weight", (3, 5))
     """
     rule = rule_of(name)
-    dimensions = rule.dimensions
-    for tensor, shape in shapes.items() if dimensions is not None else ():
-        if len(shape) != dimensions:
-            raise ModelError(
-                f"{rule.title} trains tensors with {dimensions} dimensions only; {tensor!r} has shape {shape}"
-            )
+    if rule.dimensions is not None and len(shape) != rule.dimensions:
+        raise ModelError(
+            f"{rule.title} trains tensors with {rule.dimensions} dimensions only, and {tensor!r} has shape {shape}: "
+            "give the other tensors an optimizer of their own, for example AdamW (ctx.prepare(model, muon, adamw))"
+        )
 
 
-def validate_change(name: str, before: Sequence[Hypers], after: Sequence[Hypers]) -> None:
-    """Raises ModelError unless training may go on with the numbers ``after`` where it had the valid ``before``."""
-    validate(name, after)
+def validate_change(name: str, before: Sequence[Hypers], after: Sequence[Hypers], first: int = 0) -> None:
+    """Raises ModelError unless training may go on with the numbers ``after`` where it had the valid ``before``.
+
+    ``first``: the number of the first of these groups.
+    """
+    validate(name, after, first)
     if len(before) != len(after):
         raise ModelError(f"optimizer {name} had {len(before)} parameter groups and now has {len(after)}; keep them all")
-    for index, (one, other) in enumerate(zip(before, after, strict=True)):
+    for index, (one, other) in enumerate(zip(before, after, strict=True), first):
         for key in rule_of(name).structural:
             if bool(one[key]) != bool(other[key]):
                 raise ModelError(

@@ -12,7 +12,7 @@ import heapq
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -237,14 +237,16 @@ def link_chunk_bytes(total_bytes: int, megabits_per_s: float) -> int:
     return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, 1 << max(0, int(best).bit_length() - 1)))
 
 
-def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tensors: bool = False) -> Layout:
+def make_layout(
+    tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole: Callable[[int], bool] = lambda group: False
+) -> Layout:
     """Lay the tensors out and cut the layout into chunks of ``chunk_bytes`` (0: chosen).
 
     The choice depends on the size of tensors that are not frozen. Frozen tensors travel once and not in every step, so
     a large frozen model gets larger chunks, up to 4 MiB.
-    With ``whole_tensors`` a chunk ends early before a parameter that does not fit, and a parameter that is larger than
-    ``chunk_bytes`` has chunks of its own, which are updated together. Raises ValueError if ``chunk_bytes`` or the model
-    cannot be used, and then names the tensor.
+    ``whole``: whether tensors of a parameter group are updated whole. Then a chunk ends early before a parameter that
+    does not fit, and a parameter that is larger than ``chunk_bytes`` has chunks of its own, which are updated together.
+    Raises ValueError if ``chunk_bytes`` or the model cannot be used, and then names the tensor.
     """
     if chunk_bytes < 0 or chunk_bytes % ALIGNMENT:
         raise ValueError(f"chunk_bytes must be a multiple of {ALIGNMENT}, or 0 to have it chosen, not {chunk_bytes}")
@@ -273,11 +275,11 @@ def make_layout(tensors: Sequence[TensorSpec], chunk_bytes: int = 0, whole_tenso
             members[placement.segment].append(placement)
     chunks: list[Chunk] = []
     for segment, inside in zip(segments, members, strict=True):
-        whole = whole_tensors and segment.kind is Kind.PARAMETER
+        together = segment.kind is Kind.PARAMETER and whole(segment.group)
         limit = (frozen_bytes if segment.kind is Kind.FROZEN else chunk_bytes) // ITEMSIZE[segment.dtype]
-        cuts = _whole_cuts(segment, inside, limit) if whole else _even_cuts(segment, limit)
+        cuts = _whole_cuts(segment, inside, limit) if together else _even_cuts(segment, limit)
         made = [*_chunks(segment, inside, cuts, len(chunks))]
-        chunks.extend(_together(made) if whole else made)
+        chunks.extend(_together(made) if together else made)
     return Layout(tuple(tensors), segments, tuple(placements), tuple(chunks), chunk_bytes)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from paramserver.core.layout.hypers import Hypers, HyperValue, validate_change
+from paramserver.core.layout.hypers import Hypers, HyperValue
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.errors import ModelError, ProtocolError
 from paramserver.tensors.hypers import groups_from_proto
 from paramserver.v1 import types_pb2
@@ -17,8 +18,8 @@ _ROUNDING = 1e-9
 class Hyperparameters:
     """Checks them against those that the job began with, by parameter group, and remembers the last ones."""
 
-    def __init__(self, optimizer: str, first: Sequence[Hypers]) -> None:
-        self._optimizer, self.first = optimizer, first
+    def __init__(self, optimizers: Optimizers, first: Sequence[Hypers]) -> None:
+        self._optimizers, self.first = optimizers, first
         self._last: tuple[list[bytes], tuple[Hypers, ...]] = ([], ())
 
     def of(self, groups: Iterable[types_pb2.GroupHypers]) -> tuple[Hypers, ...]:
@@ -28,7 +29,7 @@ class Hyperparameters:
         if raw != self._last[0] or not raw:
             found = groups_from_proto(came)
             try:
-                validate_change(self._optimizer, self.first, found)
+                self._optimizers.validate_change(self.first, found)
             except ModelError as error:
                 raise ProtocolError(str(error)) from error
             self._last = raw, tuple(found)

@@ -14,6 +14,7 @@ import structlog
 from torch import Tensor
 
 from paramserver import errors
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.core.layout.plan import Chunk, Plan
 from paramserver.core.layout.replanning import sources
 from paramserver.server.arithmetic.hypers import Hyperparameters
@@ -21,7 +22,7 @@ from paramserver.server.arithmetic.state import State
 from paramserver.server.replicas.following import Following
 from paramserver.server.team import Team
 from paramserver.server.versions.shard import ShardTensors
-from paramserver.tensors.hypers import groups_from_proto
+from paramserver.tensors.hypers import groups_from_proto, optimizers_of
 from paramserver.transport.base import Channel
 from paramserver.v1 import shard_pb2
 
@@ -34,10 +35,10 @@ _ASK_S, _AGAIN_S = 10.0, 0.1
 class Part:
     """The chunks that one former shard brings. ``feed``: the number that its messages bear."""
 
-    def __init__(self, plan: Plan, chunks: Sequence[int], optimizer: str, team: Team) -> None:
+    def __init__(self, plan: Plan, chunks: Sequence[int], optimizers: Optimizers, team: Team) -> None:
         self.feed = secrets.randbits(63) | 1
         self.chunks: Mapping[int, Chunk] = {index: plan.layout.chunks[index] for index in chunks}
-        self.tensors = ShardTensors(plan.layout, [*self.chunks.values()], optimizer, team)
+        self.tensors = ShardTensors(plan.layout, [*self.chunks.values()], optimizers, team)
         self.following = Following(self)
         # Messages are taken in one after the other.
         self.turn = asyncio.Lock()
@@ -65,11 +66,11 @@ class Parts:
         filling = request.filling
         self.job, self.timeline, self.placement = job, filling.timeline, filling.placement
         self.digest = plan.layout.digest
-        optimizer = request.model.optimizer
-        self.hypers = Hyperparameters(optimizer.name, groups_from_proto(optimizer.groups))
+        optimizers = optimizers_of(request.model.optimizer)
+        self.hypers = Hyperparameters(optimizers, groups_from_proto(request.model.optimizer.groups))
         wanted = sources(former, plan, request.shard)
         # By former shard.
-        self.parts = {source: Part(plan, chunks, optimizer.name, team) for source, chunks in wanted.items()}
+        self.parts = {source: Part(plan, chunks, optimizers, team) for source, chunks in wanted.items()}
         addresses = {source.index: source.address for source in filling.sources}
         self._tasks = [
             asyncio.create_task(self._ask(connect(addresses[source]), self._request(number, part, filling)))

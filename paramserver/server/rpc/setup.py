@@ -11,7 +11,7 @@ import torch
 from paramserver import errors
 from paramserver.checkpoint import manifest as manifests
 from paramserver.checkpoint.place import Place
-from paramserver.core.layout.hypers import rule_of, validate
+from paramserver.core.layout.hypers import rule_of
 from paramserver.core.layout.plan import Chunk, Kind, Plan
 from paramserver.core.shards.shard import ShardState
 from paramserver.failpoints import reach
@@ -28,7 +28,7 @@ from paramserver.server.saving.saver import Saver, place_of
 from paramserver.server.versions.receive import first_non_finite, receive
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.server.versions.version import Version, room_for
-from paramserver.tensors.hypers import groups_from_proto
+from paramserver.tensors.hypers import groups_from_proto, optimizers_of
 from paramserver.tensors.optimizers import torch_class
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import consistency_from_proto, plan_of
@@ -130,9 +130,11 @@ class Setup:
             )
         spec = request.model.optimizer
         groups = groups_from_proto(spec.groups)
-        validate(spec.name, groups)
-        if rule_of(spec.name).own:
-            torch_class(spec.name)  # refused before anything is made, if this server does not run it
+        optimizers = optimizers_of(spec)
+        optimizers.validate(groups)
+        for name in set(optimizers.names):
+            if rule_of(name).own:
+                torch_class(name)  # refused before anything is made, if this server does not run it
         state = ShardState(
             consistency_from_proto(request.consistency),
             [w.member for w in request.workers],
@@ -145,7 +147,7 @@ class Setup:
         exchange.configure(request.shard, request.peers)
         place = place_of(request)
         saver = Saver(place, plan, request, process.connect, lambda: process.news()) if place is not None else None
-        tensors = ShardTensors(plan.layout, plan.chunks_of(request.shard), spec.name, process.team)
+        tensors = ShardTensors(plan.layout, plan.chunks_of(request.shard), optimizers, process.team)
         return RunningShard(
             request,
             plan,

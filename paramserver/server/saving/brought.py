@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paramserver.core.layout.hypers import Hypers, rule_of
+from paramserver.core.layout.hypers import Hypers, Rule
 from paramserver.core.layout.plan import Piece
 from paramserver.errors import ModelError, NonFiniteError, ProtocolError
 from paramserver.server.arithmetic.state import State, StateEntry
@@ -20,7 +20,6 @@ class BroughtState:
     def __init__(self, tensors: ShardTensors, trusted: bool = False) -> None:
         """``trusted``: the state is that of another server, and may have any numbers."""
         self._tensors, self._trusted = tensors, trusted
-        self._rule = rule_of(tensors.optimizer)
         # By tensor and first element: the piece of a chunk that lies on this shard, and its type.
         self._pieces: dict[tuple[int, int], tuple[Piece, str]] = {
             (piece.tensor, piece.tensor_start): (piece, tensors.layout.chunks[index].dtype)
@@ -36,7 +35,7 @@ class BroughtState:
         name = (ref.tensor, ref.key, ref.start)
         if name in self._seen:
             raise ProtocolError(f"the state {ref.key[:40]!r} of tensor {ref.tensor} comes twice")
-        if ref.key not in (self._rule.scalars if ref.scalar else self._rule.arrays) or ref.tensor not in self._owned:
+        if ref.tensor not in self._owned or not self._known(ref):
             raise ProtocolError(f"the state {ref.key[:40]!r} of tensor {ref.tensor} does not belong to this shard")
         if ref.scalar:
             elements, dtype = 1, "float32"
@@ -54,13 +53,21 @@ class BroughtState:
         self._seen.add(name)
         self._entries.setdefault(ref.tensor, []).append((ref.tensor, ref.key, ref.start, values, ref.scalar))
 
+    def _rule(self, tensor: int) -> Rule:
+        return self._tensors.optimizers.rule(self._tensors.layout.tensors[tensor].group)
+
+    def _known(self, ref: shard_pb2.StateRef) -> bool:
+        rule = self._rule(ref.tensor)
+        return ref.key in (rule.scalars if ref.scalar else rule.arrays)
+
     def _array(self, ref: shard_pb2.StateRef) -> tuple[int, str, bool]:
         """Elements and type of a piece of an array, and whether there is such a piece."""
-        if not self._rule.whole:
+        rule = self._rule(ref.tensor)
+        if not rule.whole:
             piece, dtype = self._pieces.get((ref.tensor, ref.start), (None, ""))
             return (piece.elements, dtype, True) if piece is not None else (0, "", False)
         _, dtype = self._pieces[ref.tensor, 0]
-        left = self._rule.array_elements(ref.key, self._tensors.layout.tensors[ref.tensor].shape) - ref.start
+        left = rule.array_elements(ref.key, self._tensors.layout.tensors[ref.tensor].shape) - ref.start
         return min(ref.bytes // itemsize(dtype), left), dtype, left >= 0
 
     def load(self, announced: int, groups: Sequence[Hypers], chunks: Iterable[int] | None = None) -> dict[int, State]:

@@ -10,7 +10,7 @@ from paramserver.checkpoint.contents import Contents, ShardFacts
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import TensorFile
-from paramserver.core.layout.hypers import rule_of
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.core.layout.plan import Chunk, Layout
 from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.versions.shard import ShardTensors
@@ -30,7 +30,7 @@ def restore(
         facts = contents.check(layout, optimizer)
         chunks = {chunk.index: _chunk(contents, layout, chunk) for chunk in tensors.chunks}
         for state in tensors.states.values():
-            state.load(_state(contents, layout, state.chunk, optimizer.name))
+            state.load(_state(contents, layout, state.chunk, tensors.optimizers))
     return Version(manifest.version, tensors.chunks, chunks), facts
 
 
@@ -44,9 +44,9 @@ def _chunk(contents: Contents, layout: Layout, chunk: Chunk) -> torch.Tensor:
     return flat
 
 
-def _state(contents: Contents, layout: Layout, chunk: Chunk, optimizer: str) -> Iterator[StateEntry]:
+def _state(contents: Contents, layout: Layout, chunk: Chunk, optimizers: Optimizers) -> Iterator[StateEntry]:
     """The optimizer state of the tensors that have elements in the chunk, as far as it overlaps them."""
-    scalars = rule_of(optimizer).scalars
+    scalars = optimizers.rule(chunk.group).scalars
     for piece in chunk.pieces:
         seen: set[str] = set()
         for part in contents.states(layout.tensors[piece.tensor].name):

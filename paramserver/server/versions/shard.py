@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.core.layout.plan import Chunk, Kind, Layout, joined, units
 from paramserver.core.versions.advances import Advances
 from paramserver.core.versions.names import AsyncName, SyncName
@@ -83,12 +84,14 @@ class ShardTensors:
     Runs in the server's arithmetic thread; the copies of :meth:`copy_states` may be read by another one.
     """
 
-    def __init__(self, layout: Layout, chunks: Sequence[Chunk], optimizer: str, team: Team | None = None) -> None:
+    def __init__(
+        self, layout: Layout, chunks: Sequence[Chunk], optimizers: Optimizers, team: Team | None = None
+    ) -> None:
         """``team``: threads that work on a chunk each; the bits are the same with any number of them."""
         self.layout = layout
         self._team = team or Team()
         self.chunks = tuple(chunks)
-        self.optimizer = optimizer
+        self.optimizers = optimizers
         self.skipped = 0
         # Samples that all versions together were made of.
         self.samples = 0
@@ -96,7 +99,7 @@ class ShardTensors:
         # Seconds that updates have waited for copies of the optimizer state.
         self.copy_s = 0.0
         self.states: dict[int, State] = {
-            unit[0].index: state_of(joined(unit), optimizer, layout)
+            unit[0].index: state_of(joined(unit), optimizers.of(unit[0].group), layout)
             for unit in units(chunks)
             if unit[0].kind is Kind.PARAMETER
         }
@@ -286,7 +289,7 @@ class ShardTensors:
         ``look``: the sum tells whether all numbers are finite, also of contributions that are checked.
         """
         nodes, of = self._nodes(chunk, making.base.tensors[chunk.index], making.parts)
-        divisor = 1.0 if self.optimizer == "sum" else float(making.samples)
+        divisor = 1.0 if self.optimizers.sums else float(making.samples)
         return Sum(nodes, of, divisor, look or not all(c.checked for c in making.parts), kept)
 
     def _check(self, chunk: Chunk, summed: Sum, contributions: Sequence[Contribution]) -> None:

@@ -1,4 +1,4 @@
-"""The parameter groups of a job: those of the script's optimizer, and those that the script will add to it later."""
+"""The parameter groups of a job: those of the script's optimizers, and those that the script will add later."""
 
 from __future__ import annotations
 
@@ -9,48 +9,60 @@ import torch
 from torch import nn
 
 from paramserver import errors
-from paramserver.core.layout.hypers import Hypers, validate_change
+from paramserver.core.layout.hypers import Hypers
+from paramserver.core.layout.optimizers import Optimizers
 from paramserver.tensors.optimizers import describe
 
 Group = dict[str, Any]
 
 
 class Groups:
-    """Servers know all groups from the beginning, in this order: those of the optimizer, then the later ones.
+    """Servers know all groups from the beginning, in this order: those of each optimizer, then the later ones.
 
     A group that waits has the optimizer's defaults, and its parameters no gradient. ``later``: the parameters of each
-    later group. Raises ModelError for later groups that make no sense.
+    later group of a single optimizer. Raises ModelError for optimizers that servers do not run, and for later groups
+    that make no sense.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, later: Sequence[object] = ()) -> None:
-        self._optimizer = optimizer
-        # The parameters of the optimizer's own groups, as servers lay them out.
-        self._laid_out = [_ids(group) for group in optimizer.param_groups]
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], later: Sequence[object] = ()) -> None:
+        assert optimizers
+        assert len(optimizers) == 1 or not later
+        self._optimizers = list(optimizers)
+        # How many groups each optimizer had, and the parameters of all groups, as servers lay them out.
+        self._counts = [len(one.param_groups) for one in optimizers]
+        self._laid_out = [_ids(group) for group in self._own()]
         self._first = len(self._laid_out)
-        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        given = {id(p) for group in self._own() for p in group["params"]}
         # By later group: its parameters, how servers have it while it waits, and the group that was added.
         self._parameters = [_parameters(number, one, given) for number, one in enumerate(later)]
-        self._waiting: list[Group] = [{**optimizer.defaults, "params": found} for found in self._parameters]
+        self._waiting: list[Group] = [{**optimizers[0].defaults, "params": found} for found in self._parameters]
         self._added: dict[int, tuple[Group, int]] = {}
+        names = [describe(one)[0] for one in optimizers]
+        self.kinds = Optimizers.by_group(
+            [name for name, count in zip(names, self._counts, strict=True) for _ in range(count)] or names[:1]
+        )
+
+    def _own(self) -> list[Group]:
+        return [group for one in self._optimizers for group in one.param_groups]
 
     def all(self, present: Sequence[Group] | None = None) -> list[Group]:
-        """All groups, as servers have them. ``present``: groups in place of the optimizer's.
+        """All groups, as servers have them. ``present``: groups in place of the optimizers'.
 
-        Raises ModelError if the script has taken groups or parameters out of the optimizer, or has put others in.
+        Raises ModelError if the script has taken groups or parameters out of an optimizer, or has put others in.
         """
-        own = self._optimizer.param_groups if present is None else present
+        own = self._own() if present is None else present
         if present is None:
             self._check()
         if not self._waiting:
             return list(own)
-        place = {id(group): number for number, group in enumerate(self._optimizer.param_groups)}
+        place = {id(group): number for number, group in enumerate(self._own())}
         found = list(own[: self._first])
         for number, group in enumerate(self._waiting):
             found.append(own[place[id(self._added[number][0])]] if number in self._added else group)
         return found
 
     def _check(self) -> None:
-        groups = self._optimizer.param_groups
+        groups = self._own()
         own = [_ids(group) for group in groups[: self._first]]
         if own != self._laid_out or len(groups) != self._first + len(self._added):
             raise errors.ModelError(
@@ -62,7 +74,13 @@ class Groups:
 
     def hypers(self, present: Sequence[Group] | None = None) -> list[Hypers]:
         """The hyper-parameters of all groups. Raises ModelError for values that servers do not take."""
-        return list(describe(self._optimizer, self.all(present))[1])
+        groups = self.all(present)
+        if len(self._optimizers) == 1:
+            return list(describe(self._optimizers[0], groups)[1])
+        found: list[Hypers] = []
+        for optimizer, count in zip(self._optimizers, self._counts, strict=True):
+            found += describe(optimizer, groups[len(found) : len(found) + count])[1]
+        return found
 
     def waits(self, group: int) -> bool:
         """Whether this group, by its number on servers, has not been added yet."""
@@ -89,11 +107,11 @@ class Groups:
                 "there: ctx.prepare(model, optimizer, later=[parameters of the group]); or give the optimizer the "
                 "group before, and freeze it with requires_grad_(False)"
             )
-        optimizer, before = self._optimizer, self.hypers()
+        optimizer, before = self._optimizers[0], self.hypers()
         type(optimizer).add_param_group(optimizer, {**group, "params": list(self._parameters[numbers[0]])})
         self._added[numbers[0]] = optimizer.param_groups[-1], epoch
         try:
-            validate_change(describe(optimizer)[0], before, self.hypers())
+            self.kinds.validate_change(before, self.hypers())
         except ValueError:
             del self._added[numbers[0]]
             optimizer.param_groups.pop()
@@ -104,8 +122,8 @@ class Groups:
         late = [number for number, (_, at) in self._added.items() if at >= epoch]
         for number in late:
             group, _ = self._added.pop(number)
-            kept = [one for one in self._optimizer.param_groups if one is not group]
-            self._optimizer.param_groups[:] = kept
+            groups = self._optimizers[0].param_groups
+            groups[:] = [one for one in groups if one is not group]
         return bool(late)
 
 

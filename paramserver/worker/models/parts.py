@@ -1,8 +1,7 @@
-"""The models of a job, by name, and how they become one model with one optimizer for the servers."""
+"""The models of a job, by name, and how they become one model for the servers."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +46,6 @@ def check_apart(part: Part, present: Sequence[Part]) -> None:
                 f"models {other.name!r} and {part.name!r} share the parameter {theirs[shared.pop()]!r}: a parameter "
                 "belongs to one model"
             )
-        if type(part.optimizer) is not type(other.optimizer):
-            raise errors.ModelError(
-                f"{part.name!r} has the optimizer {type(part.optimizer).__name__}, {other.name!r} has "
-                f"{type(other.optimizer).__name__}: all models of a job have optimizers of one class, with "
-                "hyper-parameters of their own"
-            )
     foreign = [p for group in part.optimizer.param_groups for p in group["params"] if id(p) not in own]
     if foreign:
         raise errors.ModelError(
@@ -66,19 +59,6 @@ def joint_model(parts: Sequence[Part]) -> nn.Module:
     return nn.ModuleDict({part.name: part.model for part in parts})
 
 
-def joint_optimizer(parts: Sequence[Part]) -> torch.optim.Optimizer:
-    """One optimizer that has the parameter groups of all, and the state that they brought."""
-    made = copy.copy(parts[0].optimizer)
-    made.param_groups = groups_of(parts)
-    made.state = {p: state for part in parts for p, state in part.state.items()}  # type: ignore[assignment]
-    return made
-
-
-def groups_of(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The parameter groups of all optimizers, as they are now."""
-    return [group for part in parts for group in part.optimizer.param_groups]
-
-
 def order_of_turns(parts: Sequence[Part]) -> list[str]:
     """The name of the model that steps, by turn."""
     return [part.name for part in parts for _ in range(part.turns)]
@@ -87,15 +67,3 @@ def order_of_turns(parts: Sequence[Part]) -> list[str]:
 def joint_weights(parts: Sequence[Part], given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """State dicts of all models as that of the joint one."""
     return {f"{part.name}.{key}": value for part in parts for key, value in given[part.name].items()}
-
-
-def joint_state(parts: Sequence[Part], given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """State dicts of all optimizers as that of the joint one, in which parameters are numbered through."""
-    state: dict[int, Any] = {}
-    groups: list[dict[str, Any]] = []
-    for part in parts:
-        first = sum(len(group["params"]) for group in groups)
-        one = given[part.name]
-        state |= {first + number: value for number, value in one["state"].items()}
-        groups += [{**group, "params": [first + p for p in group["params"]]} for group in one["param_groups"]]
-    return {"state": state, "param_groups": groups}

@@ -13,10 +13,7 @@ from paramserver.worker.models.parts import (
     Part,
     check_apart,
     check_part,
-    groups_of,
     joint_model,
-    joint_optimizer,
-    joint_state,
     joint_weights,
     order_of_turns,
 )
@@ -27,14 +24,18 @@ from paramserver.worker.script.optimizer import ServerOptimizer
 State = dict[torch.Tensor, dict[str, torch.Tensor]]
 
 
+def state_of(optimizer: torch.optim.Optimizer, fetch: Callable[[], State]) -> State:
+    """The state of one of several optimizers, out of that of all."""
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {p: state for p, state in fetch().items() if id(p) in mine}
+
+
 class Models:
     """Collects models by name. When the loader comes, they become one model for the servers."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.optimizers: dict[str, ServerOptimizer] = {}
-        # The optimizer of all models as servers know it.
-        self._joint: torch.optim.Optimizer | None = None
         self._steps: TurnSteps | None = None
         self._fetch: Callable[[], State] | None = None
 
@@ -65,15 +66,12 @@ class Models:
                     "one. If the script draws its batches itself, loop over a prepared DataLoader(range(steps), "
                     "batch_size=1), and draw in the loop"
                 )
-            assert self._joint is not None
-            self._joint.param_groups[:] = groups_of(self.parts)
             self._steps.step_of(name, unscale, overflow)
 
         def fetch() -> State:
             if self._fetch is None:
                 return {p: dict(state) for p, state in part.state.items()}
-            mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            return {p: state for p, state in self._fetch().items() if id(p) in mine}
+            return state_of(optimizer, self._fetch)
 
         def add_group(group: dict[str, Any]) -> None:
             raise errors.ModelError("parameter groups cannot be added where a job has several models")
@@ -81,10 +79,10 @@ class Models:
         self.optimizers[name] = made = ServerOptimizer(optimizer, contribute, fetch, add_group)
         return made
 
-    def joint(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """All models as one, with one optimizer."""
-        self._joint = joint_optimizer(self.parts)
-        return joint_model(self.parts), self._joint
+    def joint(self) -> tuple[nn.Module, list[torch.optim.Optimizer], State]:
+        """All models as one, their optimizers, and the state that these have brought."""
+        state = {parameter: found for part in self.parts for parameter, found in part.state.items()}
+        return joint_model(self.parts), [part.optimizer for part in self.parts], state
 
     def order(self) -> list[str]:
         """The name of the model that steps, by turn."""
@@ -118,8 +116,8 @@ class Models:
             for part in self.parts
         }
 
-    def joint_states(self, state: object) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The state that `by_name` gave, as state dicts of the joint model and optimizer. Otherwise UserError."""
+    def joint_states(self, state: object) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+        """The state that `by_name` gave, as that of the joint model, and of each optimizer. Otherwise UserError."""
         names = {part.name for part in self.parts}
         if (
             not isinstance(state, Mapping)
@@ -131,4 +129,4 @@ class Models:
                 f"{', '.join(sorted(names))} the keys 'model' and 'optimizer'"
             )
         weights = joint_weights(self.parts, {name: state[name]["model"] for name in names})
-        return weights, joint_state(self.parts, {name: state[name]["optimizer"] for name in names})
+        return weights, [state[part.name]["optimizer"] for part in self.parts]

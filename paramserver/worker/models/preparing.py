@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -23,7 +24,8 @@ from paramserver.worker.engine import Engine
 from paramserver.worker.later.left_out import compare
 from paramserver.worker.later.thawing import Thawing
 from paramserver.worker.models import sync_batch_norm
-from paramserver.worker.models.prepared import Models, State
+from paramserver.worker.models.joint import JointSteps
+from paramserver.worker.models.prepared import Models, State, state_of
 from paramserver.worker.models.steps import TurnSteps
 from paramserver.worker.registered.objects import Objects
 from paramserver.worker.schedulers.position import SchedulePosition
@@ -69,7 +71,8 @@ class Prepared:
         self.binding: ModelBinding | None = None
         self.guard: Guard | None = None
         self.steps: Steps | None = None
-        self.optimizer: ServerOptimizer | None = None
+        # Of a model without a name: its optimizers, in the order of their `prepare`.
+        self.optimizers: list[ServerOptimizer] = []
         self.loader: SliceLoader | None = None
 
     def prepare(
@@ -87,9 +90,15 @@ class Prepared:
         check_objects(objects)
         check_accumulate(accumulate, objects)
         model = next((o for o in objects if isinstance(o, nn.Module)), None)
-        optimizer = next((o for o in objects if isinstance(o, torch.optim.Optimizer)), None)
-        if (model is None) != (optimizer is None):
+        optimizers = list(dict.fromkeys(o for o in objects if isinstance(o, torch.optim.Optimizer)))
+        if (model is None) != (not optimizers):
             raise errors.ModelError("give the model and its optimizer to ctx.prepare together, in one call")
+        several = len(optimizers) > 1
+        if several and (name or self.models or later):
+            raise errors.ModelError(
+                "several optimizers were given to ctx.prepare: that is for a job with one model (without name=...) and "
+                "without groups that are added later (later=...)"
+            )
         for thing in objects:
             if not isinstance(thing, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler | GradScaler):
                 done = " again" if isinstance(thing, SliceLoader | StepScheduler) else ""
@@ -106,12 +115,12 @@ class Prepared:
                 raise errors.UserError(
                     "later and only_trained are for a job with one model, and this one has several (name=...)"
                 )
-            return self._prepare_named(objects, model, optimizer, name, turns, one)
+            return self._prepare_named(objects, model, optimizers[0] if optimizers else None, name, turns, one)
         if turns != 1:
             raise errors.UserError("turns belongs to a model with a name: ctx.prepare(model, optimizer, name=...)")
-        self._parts.schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizer, self.optimizer)
-        if model is not None and optimizer is not None:
-            self._prepare_model(model, optimizer, later, only_trained)
+        self._parts.schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizers, self.optimizers)
+        if model is not None:
+            self._prepare_model(model, optimizers, later, only_trained)
         elif later or only_trained:
             raise errors.UserError(
                 "later and only_trained belong into the call of ctx.prepare that gets the model and its optimizer"
@@ -146,7 +155,7 @@ class Prepared:
                 raise errors.ModelError("ctx.prepare has a model without a name already: give each model a name")
             if self.loader is not None:
                 raise errors.ModelError("prepare every model before the loader, or the last one together with it")
-            self._check_model(model, optimizer, several=True)
+            self._check_model(model, [optimizer], several=True)
             model.to(self._parts.device)
             self.models.add(name, model, optimizer, turns)
         elif name:
@@ -164,15 +173,15 @@ class Prepared:
 
     def _begin_together(self) -> None:
         """The loader comes, so all models are known: register them as one."""
-        model, optimizer = self.models.joint()
-        check_model(model, optimizer)
-        binding = ModelBinding(model, optimizer)
+        model, optimizers, state = self.models.joint()
+        check_model(model, optimizers)
+        binding = ModelBinding(model, optimizers)
 
         def make(*parts: Any) -> TurnSteps:
             order, of_part = self.models.order(), self.models.trained(binding)
             return TurnSteps(*parts, order=order, of_part=of_part, next_turn=self._parts.loop.next_turn)
 
-        steps, fetch, _ = self._begin(model, binding, make)
+        steps, fetch, _ = self._begin(model, binding, state, make)
         assert isinstance(steps, TurnSteps)
         self.models.begin(steps, fetch)
         for optimizer in self.models.optimizers.values():
@@ -188,7 +197,7 @@ class Prepared:
         if isinstance(thing, nn.Module):
             return thing
         if isinstance(thing, torch.optim.Optimizer):
-            return self.optimizer
+            return next(one for one in self.optimizers if one.wrapped is thing)
         if isinstance(thing, DataLoader):
             return self._prepare_loader(thing, accumulate, batches, own_streams)
         if isinstance(thing, GradScaler):
@@ -198,7 +207,7 @@ class Prepared:
         return self._parts.schedules.prepare(thing)
 
     def _prepare_model(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, later: Sequence[Any], only_trained: bool
+        self, model: nn.Module, optimizers: list[torch.optim.Optimizer], later: Sequence[Any], only_trained: bool
     ) -> None:
         if self.binding is not None:
             raise errors.ModelError(
@@ -209,32 +218,60 @@ class Prepared:
                 else "ctx.prepare has a model already: to train several at once, give each one a name "
                 "(ctx.prepare(..., name=...)); to train one after another, begin a job for each"
             )
-        self._check_model(model, optimizer)
+        self._check_model(model, optimizers)
         model.to(self._parts.device)
-        binding = ModelBinding(model, optimizer, later, only_trained)
+        binding = ModelBinding(model, optimizers, later, only_trained)
         if only_trained:
             compare(self._parts.engine.agreeing, binding.left_out)
-        steps, fetch, thawing = self._begin(model, binding, Steps)
-        self.optimizer = ServerOptimizer(optimizer, steps.step, fetch, thawing.add)
-        self._connect(self.optimizer, steps)
+        state = {parameter: found for one in optimizers for parameter, found in one.state.items()}
+        if len(optimizers) > 1:
+            self._take_several(model, binding, state)
+            return
+        steps, fetch, thawing = self._begin(model, binding, state, Steps)
+        self.optimizers = [ServerOptimizer(optimizers[0], steps.step, fetch, thawing.add)]
+        self._connect(self.optimizers[0], steps)
 
-    def _check_model(self, model: nn.Module, optimizer: torch.optim.Optimizer, several: bool = False) -> None:
-        if isinstance(optimizer, ServerOptimizer):
+    def _take_several(self, model: nn.Module, binding: ModelBinding, state: State) -> None:
+        """Register a model that has several optimizers."""
+
+        def make(*parts: Any) -> JointSteps:
+            return JointSteps(*parts, optimizers=binding.optimizers)
+
+        steps, fetch, _ = self._begin(model, binding, state, make)
+        assert isinstance(steps, JointSteps)
+
+        def add_group(group: dict[str, Any]) -> None:
+            raise errors.ModelError("parameter groups cannot be added where a model has several optimizers")
+
+        self.optimizers = [
+            ServerOptimizer(optimizer, partial(steps.step_of, number), partial(state_of, optimizer, fetch), add_group)
+            for number, optimizer in enumerate(binding.optimizers)
+        ]
+        for optimizer in self.optimizers:
+            self._connect(optimizer, steps)
+
+    def _check_model(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], several: bool = False
+    ) -> None:
+        if any(isinstance(optimizer, ServerOptimizer) for optimizer in optimizers):
             raise errors.ModelError("this optimizer has been prepared already: give ctx.prepare torch's own, once")
         if not any(True for _ in model.parameters()):
             raise errors.ModelError("the model has no parameters to train: give it at least one")
-        check_model(model, optimizer)
+        check_model(model, optimizers)
         together = self._parts.engine.modes.present.mode is Mode.SYNC
         layers = sync_batch_norm.layers_of(model)
         sync_batch_norm.check(layers, self._parts.training.sync_batchnorm, several, together)
 
     def _begin(
-        self, model: nn.Module, binding: ModelBinding, make: Callable[..., Steps]
+        self, model: nn.Module, binding: ModelBinding, state: State, make: Callable[..., Steps]
     ) -> tuple[Steps, Callable[[], State], Thawing]:
-        """Register the model and get the weights. ``make`` makes the object that takes the script's steps."""
+        """Register the model and get the weights. ``make`` makes the object that takes the script's steps.
+
+        ``state``: of the optimizers.
+        """
         guard = Guard(self._parts.engine.weights, binding, model)
         message = binding.message(self._parts.training.chunk_bytes)
-        plan = self._parts.engine.entry.register(message, binding.space, bring(binding), guard, script=True)
+        plan = self._parts.engine.entry.register(message, binding.space, bring(binding, state), guard, script=True)
         self.model, self.binding, self.guard = model, binding, guard
         guard.outside()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -67,14 +68,14 @@ class Schedules:
             self._values[number] = MeasuredValues(self._engine, self._passes, f"scheduler {number}")
         return made
 
-    def check(self, now: list[LRScheduler], optimizer: Optimizer | None, prepared: ServerOptimizer | None) -> None:
-        """Raises for a scheduler that is not of the optimizer: those given now, and earlier ones if that comes now."""
-        if optimizer is not None and prepared is None:
+    def check(self, now: list[LRScheduler], given: Sequence[Optimizer], prepared: Sequence[ServerOptimizer]) -> None:
+        """Raises for a scheduler that is of no optimizer: those given now, and earlier ones if optimizers come now."""
+        if given and not prepared:
             for scheduler in (*now, *(earlier.wrapped for earlier in self._all)):
-                check_scheduler(scheduler, optimizer)
-        elif optimizer is None and prepared is not None:
+                check_scheduler(scheduler, *given)
+        elif prepared and not given:
             for scheduler in now:
-                check_scheduler(scheduler, prepared, prepared.wrapped)
+                check_scheduler(scheduler, *prepared, *(one.wrapped for one in prepared))
 
     def knows(self, optimizer: ServerOptimizer) -> bool:
         """Whether a scheduler of this optimizer is prepared."""

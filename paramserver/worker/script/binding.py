@@ -1,4 +1,4 @@
-"""A torch module and its optimizer as flat tensors: their description, weights in, gradients and buffers out."""
+"""A torch module and its optimizers as flat tensors: their description, weights in, gradients and buffers out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from paramserver.core.layout.hypers import Hypers
 from paramserver.core.layout.plan import Kind, Plan, TensorSpec
 from paramserver.tensors.dtypes import SIZES, in_model_type, real_of
 from paramserver.tensors.finite import are_finite, is_finite
-from paramserver.tensors.hypers import groups_to_proto
-from paramserver.tensors.optimizers import describe
+from paramserver.tensors.hypers import groups_to_proto, optimizer_to_proto
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
 from paramserver.worker.flat import FlatSpace, PartialSum, put
@@ -47,21 +46,21 @@ class _Buffer:
 class ModelBinding:
     """Ties the tensors of one model, in the model's order, to their places in a flat space.
 
-    Order: the model's parameters as ``model.parameters()`` gives them (then those that only the optimizer has), then
-    its buffers. Parameters that the optimizer does not have are frozen, unless they are in ``later``, the parameter
-    groups that the script adds to the optimizer afterwards. ``only_trained``: frozen parameters are left
+    Order: the model's parameters as ``model.parameters()`` gives them (then those that only an optimizer has), then
+    its buffers. Parameters that no optimizer has are frozen, unless they are in ``later``, the parameter groups that
+    the script adds to its only optimizer afterwards. ``only_trained``: frozen parameters are left
     out, and servers know nothing of them. Raises ModelError for what cannot be trained.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         later: Sequence[object] = (),
         only_trained: bool = False,
     ) -> None:
-        self.optimizer, self.script_groups = optimizer, Groups(optimizer, later)
-        self.name, _ = describe(optimizer)
+        self.optimizers, self.script_groups = list(optimizers), Groups(optimizers, later)
+        self.kinds = self.script_groups.kinds
         self.only_trained = only_trained
         # With `only_trained`: frozen parameters and their names, of which servers know nothing.
         self.left_out: list[tuple[str, nn.Parameter]] = []
@@ -180,7 +179,7 @@ class ModelBinding:
         """The model as the coordinator hears of it."""
         return types_pb2.ModelSpec(
             tensors=[tensor_to_proto(spec) for spec in self.specs],
-            optimizer=types_pb2.OptimizerSpec(name=self.name, groups=self.groups()),
+            optimizer=optimizer_to_proto(self.kinds, self.groups()),
             chunk_bytes=chunk_bytes,
         )
 

@@ -27,7 +27,6 @@ _ONE_EACH: tuple[tuple[type, str, str], ...] = (
         "models",
         "give each a call of its own, with its optimizer and a name (name=...)",
     ),
-    (torch.optim.Optimizer, "optimizers", "a model has one: give it a parameter group for each kind of parameters"),
     (DataLoader, "DataLoaders", "one gives the slices of the job; use others as they are"),
 )
 
@@ -53,7 +52,7 @@ def check_accumulate(accumulate: object, objects: Sequence[Any]) -> None:
         )
 
 
-def check_scheduler(scheduler: LRScheduler, *optimizers: torch.optim.Optimizer | None) -> None:
+def check_scheduler(scheduler: LRScheduler, *optimizers: torch.optim.Optimizer) -> None:
     """Raises ModelError if a scheduler changes another optimizer than the one that is prepared."""
     bound = getattr(scheduler, "optimizer", None)
     if bound is not None and all(bound is not optimizer for optimizer in optimizers):
@@ -87,11 +86,11 @@ def check_loader(loader: DataLoader[Any], own_streams: bool = False) -> None:
         )
 
 
-def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ModelError, naming the tensor, for a model or an optimizer that flat tensors would change."""
-    _check_modules(model, optimizer)
+def check_model(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raises ModelError, naming the tensor, for a model or optimizers that flat tensors would change."""
+    _check_modules(model, optimizers)
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
-    given = [p for group in optimizer.param_groups for p in group["params"]]
+    given = [p for one in optimizers for group in one.param_groups for p in group["params"]]
     mine = list(model.parameters())
     extra = [(f"optimizer.{number}", p) for number, p in enumerate(given) if id(p) not in names]
     parameters = [*((names[id(p)], p) for p in mine), *_each_once(extra)]
@@ -112,7 +111,8 @@ def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for parameter in given:
         if id(parameter) in seen:
             raise errors.ModelError(
-                f"the optimizer has parameter {names.get(id(parameter), '?')!r} twice, and would update it twice: "
+                f"{'the optimizers have' if len(optimizers) > 1 else 'the optimizer has'} parameter "
+                f"{names.get(id(parameter), '?')!r} twice, and would update it twice: "
                 "give each parameter once"
             )
         seen.add(id(parameter))
@@ -131,8 +131,8 @@ def _each_once(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tenso
             yield name, tensor
 
 
-def _check_modules(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+def _check_modules(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     for name, module in model.named_modules():
         kind = type(module).__name__
         where = f"{kind} {name!r}" if name else kind

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from paramserver import errors
-from paramserver.core.layout.hypers import validate_change
 from paramserver.core.layout.plan import Kind
 from paramserver.core.work.passes import Passes
 from paramserver.tensors.dtypes import buffer_of, in_model_type, real_of
@@ -30,16 +29,16 @@ def load(
     model: nn.Module,
     scheduled: bool,
     weights: Mapping[str, Any] | None,
-    optimizer: Mapping[str, Any] | None,
+    optimizers: Sequence[Mapping[str, Any]] | None,
 ) -> bool:
-    """Go on from these state dicts of the model and of the optimizer. ``scheduled``: a scheduler was prepared.
+    """Go on from these state dicts of the model and of its optimizers. ``scheduled``: a scheduler was prepared.
 
     False: the job went back, and the script comes to this epoch and to this call once more.
     Raises ModelError for what does not fit, JobFailedError if the job went back before it was done.
     """
     first = passes.epoch < 0 and engine.progress.slices == 0
     fixed = not (first or scheduled)
-    state, groups = (None, []) if optimizer is None else take_state(binding, optimizer, fixed)
+    state, groups = (None, []) if optimizers is None else take_state(binding, optimizers, fixed)
     space = None if weights is None else engine.reading.weights_now()
     put = "" if weights is None or space is None else put_weights(binding, model, weights, space)
     epoch, count = passes.call("load")
@@ -52,15 +51,22 @@ def load(
             "go on from there with --resume"
         )
     if first and not scheduled:
-        for group, loaded in zip(binding.optimizer.param_groups, groups, strict=False):
+        present = [group for one in binding.optimizers for group in one.param_groups]
+        for group, loaded in zip(present, groups, strict=False):
             group.update({key: value for key, value in loaded.items() if key != "params"})
     return True
 
 
 def parts_of(
-    state: object, model: Mapping[str, Any] | None, optimizer: Mapping[str, Any] | None
-) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """The states that ``ctx.load`` is to load: of the model, and of the optimizer. Raises UserError."""
+    state: object,
+    model: Mapping[str, Any] | None,
+    optimizer: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    count: int,
+) -> tuple[Mapping[str, Any] | None, Sequence[Mapping[str, Any]] | None]:
+    """The states that ``ctx.load`` is to load: of the model, and of each of its ``count`` optimizers.
+
+    Raises UserError for what are no states, ModelError for the states of another number of optimizers.
+    """
     if state is not None:
         if model is not None or optimizer is not None:
             raise errors.UserError(
@@ -74,7 +80,15 @@ def parts_of(
         model, optimizer = state.get("model"), state.get("optimizer")
     if model is None and optimizer is None:
         raise errors.UserError("ctx.load was given nothing: give it model=..., optimizer=..., or both")
-    return model, optimizer
+    if optimizer is None:
+        return model, None
+    states = [optimizer] if isinstance(optimizer, Mapping) else list(optimizer)
+    if len(states) != count:
+        raise errors.ModelError(
+            f"ctx.load was given the state of {len(states)} optimizer(s), and the model has {count}: give it the state "
+            "of each, in the order of ctx.prepare (optimizer=[...])"
+        )
+    return model, states
 
 
 def read_weights(binding: ModelBinding, model: nn.Module, space: FlatSpace) -> dict[str, Any]:
@@ -142,20 +156,27 @@ def put_weights(binding: ModelBinding, model: nn.Module, given: Mapping[str, Any
     return found.hexdigest()
 
 
-def take_state(binding: ModelBinding, given: Mapping[str, Any], fixed: bool) -> tuple[Brought, list[dict[str, Any]]]:
-    """An optimizer's state dict as the state that servers take, and its parameter groups.
+def take_state(
+    binding: ModelBinding, given: Sequence[Mapping[str, Any]], fixed: bool
+) -> tuple[Brought, list[dict[str, Any]]]:
+    """The state dict of each optimizer as the state that servers take, and the parameter groups of all.
 
-    ``fixed``: its hyper-parameters must be the present ones. Raises ModelError for that, and for a state that is not of
-    this optimizer, or differs in settings that cannot change.
+    ``fixed``: their hyper-parameters must be the present ones. Raises ModelError for that, and for a state that is not
+    of these optimizers, or differs in settings that cannot change.
     """
-    shadow = copy.copy(binding.optimizer)
-    try:
-        torch.optim.Optimizer.load_state_dict(shadow, dict(given))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise errors.ModelError(f"ctx.load cannot take this optimizer state: {error}") from error
-    name, groups = binding.name, binding.script_groups.hypers(shadow.param_groups)
+    found: dict[torch.Tensor, Any] = {}
+    loaded: list[dict[str, Any]] = []
+    for optimizer, one in zip(binding.optimizers, given, strict=True):
+        shadow = copy.copy(optimizer)
+        try:
+            torch.optim.Optimizer.load_state_dict(shadow, dict(one))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise errors.ModelError(f"ctx.load cannot take this optimizer state: {error}") from error
+        found |= shadow.state
+        loaded += shadow.param_groups
+    groups = binding.script_groups.hypers(loaded)
     present = binding.hypers()
-    validate_change(name, present, groups)
+    binding.kinds.validate_change(present, groups)
     for one, other in zip(present, groups, strict=True) if fixed else ():
         for key in (key for key in sorted(one) if one[key] != other[key]):
             raise errors.ModelError(
@@ -163,7 +184,7 @@ def take_state(binding: ModelBinding, given: Mapping[str, Any], fixed: bool) -> 
                 "workers that come later, or when the job is resumed, would not have that. In the middle of the "
                 "training, set hyper-parameters in the script, and load a state with the present ones"
             )
-    return bring(binding, shadow.state), shadow.param_groups
+    return bring(binding, found), loaded
 
 
 def digest_of(weights: str, state: Brought | None, groups: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paramserver import errors
-from paramserver.core.layout.hypers import Hypers, rule_of
+from paramserver.core.layout.hypers import Hypers
 from paramserver.core.layout.plan import MAX_CHUNK_BYTES, Chunk, Kind, Layout, joined, units
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
 from paramserver.tensors.finite import is_finite
@@ -74,23 +74,23 @@ def _part(tensor: int, key: str, start: int, values: Tensor, scalar: bool) -> tu
     return shard_pb2.StateRef(tensor=tensor, key=key, start=start, bytes=data.nbytes, dtype=dtype, scalar=scalar), data
 
 
-def bring(binding: ModelBinding, state: Mapping[Tensor, Mapping[str, Any]] | None = None) -> Brought:
-    """The state that the script's optimizer has, checked; ``state``: another one, by parameter.
+def bring(binding: ModelBinding, state: Mapping[Tensor, Mapping[str, Any]]) -> Brought:
+    """The state of the script's optimizers, by parameter, checked.
 
     Raises ModelError if servers cannot go on from it.
     """
     arrays: dict[int, dict[str, Tensor]] = {}
     scalars: dict[int, dict[str, Tensor]] = {}
-    rule, groups = rule_of(binding.name), binding.hypers()
+    groups = binding.hypers()
     index_of = {id(parameter): index for index, parameter in enumerate(binding.parameters)}
-    for parameter, states in (binding.optimizer.state if state is None else state).items():
+    for parameter, states in state.items():
         present = {key: value for key, value in states.items() if value is not None}
         index = index_of.get(id(parameter))
         if not present or index is None:  # state of a parameter that the optimizer no longer has
             continue
         spec = binding.specs[index]
-        hypers = groups[spec.group]
-        if binding.name == "adagrad" and _untouched(present, hypers):
+        hypers, rule = groups[spec.group], binding.kinds.rule(spec.group)
+        if binding.kinds.of(spec.group) == "adagrad" and _untouched(present, hypers):
             continue  # torch has it from the start, servers from the first update on
         arrays_here = rule.arrays_of(hypers, spec.shape)
         for key in sorted(present.keys() - rule.arrays - rule.scalars):
@@ -134,11 +134,12 @@ def in_torch_format(
 
     Arrays have the parameter's shape and are on its device. Raises ProtocolError for pieces that do not fit together.
     """
-    rule, groups = rule_of(binding.name), binding.hypers()
+    groups = binding.hypers()
     flat: dict[int, dict[str, Tensor]] = {}
     filled: dict[tuple[int, str], int] = {}
     for ref, data in parts:
-        if ref.tensor >= len(layout.tensors) or ref.key not in (rule.scalars if ref.scalar else rule.arrays):
+        rule = binding.kinds.rule(layout.tensors[ref.tensor].group) if ref.tensor < len(layout.tensors) else None
+        if rule is None or ref.key not in (rule.scalars if ref.scalar else rule.arrays):
             raise errors.ProtocolError(f"a server sent the state {ref.key[:40]!r} of tensor {ref.tensor}")
         placement = layout.placements[ref.tensor]
         dtype = "float32" if ref.scalar else layout.segments[placement.segment].dtype
@@ -153,15 +154,17 @@ def in_torch_format(
         if not ref.scalar:
             filled[ref.tensor, ref.key] = filled.get((ref.tensor, ref.key), 0) + values.numel()
     for (tensor, key), elements in filled.items():
-        if elements != rule.array_elements(key, layout.tensors[tensor].shape):
+        spec = layout.tensors[tensor]
+        if elements != binding.kinds.rule(spec.group).array_elements(key, spec.shape):
             raise errors.ProtocolError(f"the servers sent only a part of the state {key!r} of tensor {tensor}")
     found: dict[Tensor, dict[str, Any]] = {}
     for index, parameter in enumerate(binding.parameters):
         spec = binding.specs[index]
         states = flat.get(index, {})
-        if binding.script_groups.waits(spec.group):
+        if spec.kind is not Kind.PARAMETER or binding.script_groups.waits(spec.group):
             continue
-        if binding.name == "adagrad" and spec.kind is Kind.PARAMETER and not states:  # torch has it from the start
+        rule = binding.kinds.rule(spec.group)
+        if binding.kinds.of(spec.group) == "adagrad" and not states:  # torch has it from the start
             placement = layout.placements[index]
             master = torch_dtype(layout.segments[placement.segment].dtype)
             first = float(groups[spec.group]["initial_accumulator_value"])  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ OPTIMIZERS: list[Piece] = [
             "more": ", other",
         },
         Verdict.REFUSED,
-        ("one optimizer", "two optimizers", "2 optimizers", "several optimizers"),
+        ("optimizers have", "twice"),
         without=("groups", "flag"),
     ),
     Piece(

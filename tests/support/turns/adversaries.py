@@ -17,6 +17,7 @@ from tests.support.cluster.programs import FEATURES, dataset, fill, generator
 BATCH, EPOCHS, NOISE = 4, 2, 5
 
 Each = Callable[[Context, str], object]
+Make = Callable[[nn.Module, nn.Module], tuple[Any, Any]]
 
 
 def models(norm: bool = True) -> tuple[nn.Module, nn.Module]:
@@ -31,6 +32,12 @@ def optimizers(forger: nn.Module, critic: nn.Module) -> tuple[Any, Any]:
     """Adam with decay for both, with learning rates of their own, so that a step without a gradient would show."""
     one = torch.optim.AdamW(forger.parameters(), lr=0.003, weight_decay=0.1)
     return one, torch.optim.AdamW(critic.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def different_optimizers(forger: nn.Module, critic: nn.Module) -> tuple[Any, Any]:
+    """Of two classes, with other state."""
+    one = torch.optim.RMSprop(forger.parameters(), lr=0.003, momentum=0.5)
+    return one, torch.optim.SGD(critic.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
 
 
 def critic_loss(forger: nn.Module, critic: nn.Module, real: Tensor, noise: Tensor) -> Tensor:
@@ -56,15 +63,18 @@ def noise_of(seed: int, samples: int) -> Tensor:
 class Adversaries:
     """The training script. ``turns``: of the critic on each batch. ``each`` is called after each optimizer step."""
 
-    def __init__(self, samples: int = 40, turns: int = 1, norm: bool = True, each: Each | None = None) -> None:
-        self.samples, self.turns, self.norm, self.each = samples, turns, norm, each
+    def __init__(
+        self, samples: int = 40, turns: int = 1, norm: bool = True, each: Each | None = None, make: Make = optimizers
+    ) -> None:
+        """``make``: the optimizers of forger and critic."""
+        self.samples, self.turns, self.norm, self.each, self.make = samples, turns, norm, each, make
         self.states: list[dict[str, Any]] = []
 
     def __call__(self, ctx: Context) -> None:
         forger: Any
         critic: Any
         forger, critic = models(self.norm)
-        of_forger, of_critic = optimizers(forger, critic)
+        of_forger, of_critic = self.make(forger, critic)
         x, _ = dataset(self.samples).tensors
         loader: Any = DataLoader(TensorDataset(x), batch_size=BATCH, shuffle=True)
         critic, of_critic = ctx.prepare(critic, of_critic, name="critic", turns=self.turns)
@@ -96,10 +106,12 @@ def data_of(samples: int, turns: int) -> tuple[DataSpec, Callable[[int], SyncSch
     return data, lambda slices: schedule_of(data, slices)
 
 
-def with_plain_torch(samples: int, turns: int, slices: int, norm: bool = False) -> tuple[Any, Any, Any, Any]:
+def with_plain_torch(
+    samples: int, turns: int, slices: int, norm: bool = False, make: Make = optimizers
+) -> tuple[Any, Any, Any, Any]:
     """The models and optimizers after the same training in one process: each step on ``slices`` batches."""
     forger, critic = models(norm)
-    of_forger, of_critic = optimizers(forger, critic)
+    of_forger, of_critic = make(forger, critic)
     x, _ = dataset(samples).tensors
     data = DataSpec(samples, BATCH)
     for epoch in range(EPOCHS):

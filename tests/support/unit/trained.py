@@ -78,7 +78,7 @@ def train(model: Net, optimizer: torch.optim.Optimizer, steps: int, seed: int = 
 
 def save(place: Place, model: Net, optimizer: torch.optim.Optimizer, version: int = 50, **others: Any) -> Manifest:
     """Two servers: tensors in turn, and each tensor's optimizer state cut in two, a piece on each server."""
-    binding = ModelBinding(model, optimizer)
+    binding = ModelBinding(model, [optimizer])
     spec = binding.message(0)
     tensors = {name: value.detach() for name, value in [*model.named_parameters(), *model.named_buffers()]}
     states: list[list[tuple[Entry, torch.Tensor]]] = [[], []]

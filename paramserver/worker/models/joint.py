@@ -1,0 +1,72 @@
+"""The steps of a script whose model has several optimizers, such as Muon for matrices and AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paramserver import errors
+from paramserver.worker.script.steps import Steps
+
+
+class JointSteps(Steps):
+    """On each batch every optimizer steps once. The one that steps last hands the gradients in."""
+
+    def __init__(self, *parts: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        super().__init__(*parts)
+        self._optimizers = optimizers
+        # By number of an optimizer that has stepped on the present batch: the gradients that it had then.
+        self._stepped: dict[int, list[tuple[torch.Tensor, torch.Tensor, int]]] = {}
+        self._unscale, self._overflow = 1.0, False
+
+    def _names(self, *stepped: bool) -> str:
+        optimizers = enumerate(self._optimizers)
+        return " and ".join(type(one).__name__ for number, one in optimizers if (number in self._stepped) in stepped)
+
+    def step_of(self, number: int, unscale: float, overflow: bool) -> None:
+        """This optimizer steps. Raises UserError if it steps twice on a batch, or if its gradients are lost."""
+        if number in self._stepped:
+            raise errors.UserError(
+                f"{type(self._optimizers[number]).__name__} steps again before {self._names(False)} has stepped: "
+                "a model with several optimizers takes one step of each on each batch"
+            )
+        if self._stepped and unscale != self._unscale:
+            raise errors.UserError(
+                f"a GradScaler was used with some of the optimizers and not with all: use it with all of them "
+                f"({self._names(True, False)})"
+            )
+        self._unscale, self._overflow = unscale, overflow or self._overflow
+        mine = [p for group in self._optimizers[number].param_groups for p in group["params"]]
+        self._stepped[number] = [(p, p.grad, p.grad._version) for p in mine if p.grad is not None]
+        if len(self._stepped) < len(self._optimizers):
+            return
+        cleared = self._bring_back()
+        overflow, self._overflow, self._stepped = self._overflow, False, {}
+        self.step(unscale, overflow)
+        for parameter in cleared:
+            parameter.grad = None
+
+    def _bring_back(self) -> list[torch.Tensor]:
+        """Gradients that the script has cleared since their optimizer stepped are there again; their parameters."""
+        cleared = []
+        for number, kept in self._stepped.items():
+            for parameter, gradient, writes in kept:
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                    cleared.append(parameter)
+                if parameter.grad is not gradient or gradient._version != writes:
+                    raise errors.UserError(
+                        f"gradients of {type(self._optimizers[number]).__name__} have changed between its step and "
+                        "the steps of the other optimizers: let all optimizers step first, then call zero_grad()"
+                    )
+        return cleared
+
+    def end(self, item: Any) -> None:
+        if self._stepped:
+            raise errors.UserError(
+                f"{self._names(True)} stepped on a batch, and {self._names(False)} did not: a model with several "
+                "optimizers takes one step of each on each batch. For steps in turn, give ctx.prepare several models"
+            )
+        super().end(item)
