@@ -3,6 +3,7 @@
 python workers/charlm.py                                                  alone, in one process
 paramserver run workers/charlm.py --servers 2 --workers 2                 on a cluster on this machine
 paramserver run workers/charlm.py -- --size 10m --text book.txt           a larger model on another text
+paramserver run workers/charlm.py -- --muon                               Muon for the matrices of the blocks
 """
 
 from __future__ import annotations
@@ -110,11 +111,22 @@ def standard_library() -> bytes:
     return b"\n".join(path.read_bytes() for path in files)
 
 
-def groups(model: nn.Module, decay: float) -> list[dict[str, object]]:
+def groups(parameters: list[nn.Parameter], decay: float) -> list[dict[str, object]]:
     """Parameter groups: weight decay for matrices only."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    others = [parameter for parameter in parameters if parameter.dim() < 2]
     return [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def optimizers_of(model: CharLM, lr: float, decay: float, muon: bool) -> list[torch.optim.Optimizer]:
+    """AdamW for all parameters; with ``muon``: Muon for the matrices of the blocks, and AdamW for the others."""
+    hidden = [parameter for parameter in model.blocks.parameters() if parameter.dim() > 1] if muon else []
+    mine = {id(parameter) for parameter in hidden}
+    rest = groups([parameter for parameter in model.parameters() if id(parameter) not in mine], decay)
+    made: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95))]
+    if muon:  # its updates are scaled so that the learning rate and the decay of AdamW fit
+        made.append(torch.optim.Muon(hidden, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    return made
 
 
 def warm_up_and_cosine(warm_up: int, steps: int) -> Callable[[int], float]:
@@ -177,6 +189,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3, help="the largest learning rate")
     parser.add_argument("--warm-up", type=int, default=20, help="steps until the learning rate is largest")
     parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--muon", action="store_true", help="train the matrices of the blocks with Muon")
     parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of a step's gradient")
     parser.add_argument(
         "--bf16", action=argparse.BooleanOptionalAction, help="compute in bfloat16 (default: on a GPU only)"
@@ -195,10 +208,10 @@ def main() -> None:
     train, validation = evenly(data, 0, cut, args.pieces), evenly(data, cut, len(data), 64)
     model = CharLM(*SIZES[args.size], args.context)
     loader = ctx.prepare(DataLoader(train, batch_size=args.batch_size, shuffle=True), accumulate=args.accumulate)
-    optimizer = torch.optim.AdamW(groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.95))
+    optimizers = optimizers_of(model, args.lr, args.weight_decay, args.muon)
     schedule = warm_up_and_cosine(args.warm_up, args.epochs * -(-len(loader) // args.accumulate))
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
-    model, optimizer, scheduler = ctx.prepare(model, optimizer, scheduler)
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizer, schedule) for optimizer in optimizers]
+    model, *stepped = ctx.prepare(model, *optimizers, *schedulers)
     bf16 = ctx.device.type == "cuda" if args.bf16 is None else args.bf16
     run: nn.Module = torch.compile(model) if args.compile else model
 
@@ -210,9 +223,9 @@ def main() -> None:
             if not ctx.step_due:
                 continue
             ctx.clip_grad_norm(args.clip)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+            for one in stepped:  # the optimizers, then their schedulers
+                one.step()
+            model.zero_grad()
         if ctx.is_main:
             found = validate(model, validation, ctx.device, bf16)
             ctx.log(validation_loss=found)

@@ -249,6 +249,50 @@ def test_steps_that_would_be_lost_are_refused(body: Any, sentence: str) -> None:
         inside(script)
 
 
+@pytest.mark.parametrize("overflows", [False, True])
+def test_a_grad_scaler_steps_with_each_optimizer(overflows: bool) -> None:
+    """An overflow in the gradients of one optimizer skips the whole step."""
+    seen: list[bool] = []
+
+    def script(ctx: Context) -> None:
+        model: Any = Mixed()
+        muon, adamw = optimizers_of(model)
+        model, muon, adamw, loader = ctx.prepare(model, muon, adamw, DataLoader(dataset(BATCH), batch_size=BATCH))
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        before = {name: value.clone() for name, value in ctx.state_dict()["model"].items()}
+        for x, _ in loader:
+            scaler.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+            if overflows:
+                model.norm.weight.grad[0] = float("inf")
+            scaler.step(muon)
+            scaler.step(adamw)
+            scaler.update()
+        assert scaler.get_scale() == (128.0 if overflows else 256.0)
+        after = ctx.state_dict()["model"]
+        seen.append(any(not torch.equal(after[name], value) for name, value in before.items()))
+
+    inside(script)
+    assert seen == [not overflows]
+
+
+def test_some_gradients_that_are_unscaled_and_others_that_are_not_are_refused() -> None:
+    def script(ctx: Context) -> None:
+        model: Any = Mixed()
+        muon, adamw = optimizers_of(model)
+        model, muon, adamw, loader = ctx.prepare(model, muon, adamw, DataLoader(dataset(BATCH), batch_size=BATCH))
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        for x, _ in loader:
+            scaler.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+            scaler.unscale_(muon)
+            scaler.step(muon)
+            with pytest.raises(errors.UserError, match=r"call scaler\.unscale_ for all optimizers or for none"):
+                scaler.step(adamw)
+            raise Died
+
+    with pytest.raises(Died):
+        inside(script)
+
+
 def test_optimizers_that_do_not_fit_are_refused() -> None:
     def script(ctx: Context) -> None:
         model = nn.Linear(3, 2)

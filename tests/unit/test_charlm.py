@@ -15,6 +15,7 @@ from workers.charlm import (
     evenly,
     groups,
     loss_of,
+    optimizers_of,
     sample,
     standard_library,
     warm_up_and_cosine,
@@ -45,7 +46,7 @@ def test_a_score_depends_on_nothing_that_comes_later() -> None:
 def test_the_loss_of_a_model_that_knows_nothing_and_that_of_one_that_has_learned() -> None:
     model = small()
     x, y = Windows(b"abc" * 6, 16)[0]
-    optimizer = torch.optim.AdamW(groups(model, 0.1), lr=0.005)  # 0.02 is too much for some processors
+    (optimizer,) = optimizers_of(model, 0.005, 0.1, muon=False)  # 0.02 is too much for some processors
     first = loss_of(model, x[None], y[None], bf16=False).item()
     assert first == pytest.approx(math.log(256), rel=0.05)
     for _ in range(200):
@@ -58,11 +59,20 @@ def test_the_loss_of_a_model_that_knows_nothing_and_that_of_one_that_has_learned
 
 def test_weight_decay_is_for_matrices_and_each_parameter_is_there_once() -> None:
     model = small()
-    matrices, others = groups(model, 0.1)
+    matrices, others = groups(list(model.parameters()), 0.1)
     assert {p.dim() for p in matrices["params"]} == {2}  # type: ignore[attr-defined]
     assert {p.dim() for p in others["params"]} == {1}  # type: ignore[attr-defined]
     both = [*matrices["params"], *others["params"]]  # type: ignore[misc]
     assert {id(p) for p in both} == {id(p) for p in model.parameters()}
+
+
+def test_with_muon_each_parameter_has_one_optimizer() -> None:
+    model = small()
+    adamw, muon = optimizers_of(model, 0.01, 0.1, muon=True)
+    hidden = {id(p) for group in muon.param_groups for p in group["params"]}
+    assert hidden == {id(p) for p in model.blocks.parameters() if p.dim() == 2}
+    rest = [id(p) for group in adamw.param_groups for p in group["params"]]
+    assert sorted([*hidden, *rest]) == sorted(id(p) for p in model.parameters())
 
 
 def test_pieces_of_text() -> None:

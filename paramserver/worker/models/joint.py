@@ -34,8 +34,8 @@ class JointSteps(Steps):
             )
         if self._stepped and unscale != self._unscale:
             raise errors.UserError(
-                f"a GradScaler was used with some of the optimizers and not with all: use it with all of them "
-                f"({self._names(True, False)})"
+                f"the gradients of some of {self._names(True, False)} are unscaled and those of others are not: call "
+                "scaler.unscale_ for all optimizers or for none, and scaler.step for all"
             )
         self._unscale, self._overflow = unscale, overflow or self._overflow
         mine = [p for group in self._optimizers[number].param_groups for p in group["params"]]
