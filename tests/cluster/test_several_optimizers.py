@@ -74,7 +74,8 @@ def test_several_slices_in_a_step_are_a_larger_batch_of_plain_torch() -> None:
     model, _ = with_plain_torch(SLICES)
     for state in script.states:
         for name, value in model.state_dict().items():
-            torch.testing.assert_close(state["model"][name], value, rtol=1e-4, atol=1e-5)
+            # Muon computes in bfloat16, so the other rounding of the sum grows. An update moves a weight by about 0.01.
+            torch.testing.assert_close(state["model"][name], value, rtol=0.0, atol=1e-3)
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(3, 1), (1, 3), (2, 2)])
@@ -299,6 +300,8 @@ def test_optimizers_that_do_not_fit_are_refused() -> None:
         one, other = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam([model.weight])
         with pytest.raises(errors.ModelError, match="the optimizers have parameter 'weight' twice"):
             ctx.prepare(model, one, other)
+        with pytest.raises(errors.UserError, match="not list: give it each object as an argument of its own"):
+            ctx.prepare(model, [one, other])
         with pytest.raises(errors.ModelError, match="several optimizers were given"):
             ctx.prepare(model, one, other, name="model")
         ctx.prepare(model, one)

@@ -174,6 +174,12 @@ def test_verify_leaves_those_of_a_later_paramserver_open(place: Place, capsys: p
     assert run(capsys, "verify", "ckpt", T60)[0] == 5
 
 
+def test_optimizers_of_different_groups_are_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    optimizer = {"names": ["muon", "adamw", "adamw"], "groups": [{}, {}, {}]}
+    save(place, 50, model=MODEL | {"optimizer": optimizer})
+    assert "optimizer  muon and adamw\n" in run(capsys, "show", "ckpt")[1]
+
+
 @pytest.mark.parametrize("tokens", [["list"], ["show"], ["verify"], ["export", "--to", "torch", "out"]])
 def test_a_place_or_a_name_that_is_not_there(
     place: Place, capsys: pytest.CaptureFixture[str], tokens: list[str]

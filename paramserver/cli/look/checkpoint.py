@@ -264,14 +264,13 @@ def _table(place: Place, found: Sequence[Found]) -> list[str]:
 def _description(place: Place, one: Found, manifest: Manifest) -> list[str]:
     passed = epochs(place, manifest)
     tensors = manifest.model.get("tensors", [])
-    optimizer = manifest.model.get("optimizer", {})
     facts = {
         "job": manifest.job,
         "version": f"{manifest.version} (timeline {manifest.timeline}, term {manifest.term})",
         "epochs": "unknown" if passed is None else f"{passed:.2f}",
         "written": f"{manifest.written} ({_age(manifest)} ago)",
         "model": f"{len(tensors)} tensors; layout {manifest.layout_digest[:16]}",
-        "optimizer": str(optimizer.get("name", "none")) if isinstance(optimizer, dict) else "none",
+        "optimizer": _optimizer(manifest),
         "run": " ".join(f"{key}={value}" for key, value in sorted(manifest.run.items())),
         "made with": f"paramserver {manifest.paramserver}, torch {manifest.torch}",
         "servers": str(manifest.servers),
@@ -280,6 +279,16 @@ def _description(place: Place, one: Found, manifest: Manifest) -> list[str]:
     lines = [f"{one.name}: {_state(one)}", *(f"  {key:<10} {value}" for key, value in facts.items() if value)]
     width = max(len(info.name) for info in manifest.files)
     return [*lines, *(f"  {info.name:<{width}}  {_bytes(info.bytes):>8}  {info.sha256}" for info in manifest.files)]
+
+
+def _optimizer(manifest: Manifest) -> str:
+    """The name of the optimizer; the names, if parameter groups have different ones."""
+    found = manifest.model.get("optimizer", {})
+    if not isinstance(found, dict):
+        return "none"
+    names = found.get("names")
+    several = isinstance(names, list) and len(names) > 0
+    return " and ".join(dict.fromkeys(map(str, names))) if several else str(found.get("name", "none"))
 
 
 def _bytes(count: int) -> str:

@@ -88,6 +88,7 @@ class Prepared:
     ) -> Any:
         """See `Context.prepare`."""
         check_objects(objects)
+        _check_types(objects)
         check_accumulate(accumulate, objects)
         model = next((o for o in objects if isinstance(o, nn.Module)), None)
         optimizers = list(dict.fromkeys(o for o in objects if isinstance(o, torch.optim.Optimizer)))
@@ -99,13 +100,6 @@ class Prepared:
                 "several optimizers were given to ctx.prepare: that is for a job with one model (without name=...) and "
                 "without groups that are added later (later=...)"
             )
-        for thing in objects:
-            if not isinstance(thing, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler | GradScaler):
-                done = " again" if isinstance(thing, SliceLoader | StepScheduler) else ""
-                raise errors.UserError(
-                    "ctx.prepare takes a module, an optimizer, a DataLoader, a scheduler or a GradScaler, "
-                    f"not {type(thing).__name__}{done}"
-                )
 
         def one(thing: Any) -> Any:
             return self._prepare_one(thing, accumulate, batches, own_streams)
@@ -332,3 +326,17 @@ class Prepared:
             source = IndexedBatches(loader, data, seed, self._parts.loop, agree)
         self.loader = SliceLoader(loader, source, self._parts.device, self._parts.loop, length)
         return self.loader
+
+
+def _check_types(objects: Sequence[Any]) -> None:
+    """Raises UserError for an object that ``ctx.prepare`` does not take."""
+    for thing in objects:
+        if isinstance(thing, nn.Module | torch.optim.Optimizer | DataLoader | LRScheduler | GradScaler):
+            continue
+        how = " again" if isinstance(thing, SliceLoader | StepScheduler) else ""
+        if isinstance(thing, list | tuple):
+            how = ": give it each object as an argument of its own (*objects)"
+        raise errors.UserError(
+            "ctx.prepare takes a module, an optimizer, a DataLoader, a scheduler or a GradScaler, "
+            f"not {type(thing).__name__}{how}"
+        )

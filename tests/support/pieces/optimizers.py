@@ -11,6 +11,19 @@ OPTIMIZERS: list[Piece] = [
 ] + [
     Piece(
         "optimizer",
+        "SGD and AdamW",
+        {
+            "optimizer": "parameters = list(model.parameters())\n"
+            "optimizer = torch.optim.SGD(parameters[1:], lr=0.05, momentum=0.9)\n"
+            "other = torch.optim.AdamW(parameters[:1], lr=0.02)\n",
+            "prepare": "model, optimizer, loader, other = ctx.prepare(model, optimizer, loader, other)\n",
+            "before_step": "other.step()\nother.zero_grad()\n",
+        },
+        needs=(Need.LOADER,),
+        without=("groups", "flag", "state", "scheduler", "precision", "body"),
+    ),
+    Piece(
+        "optimizer",
         "LBFGS",
         {"optimizer": "optimizer = torch.optim.LBFGS($parameters, lr=0.1)\n"},
         Verdict.REFUSED,

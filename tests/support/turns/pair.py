@@ -15,7 +15,7 @@ from paramserver.core.work.slices import DataSpec, slice_indices
 from paramserver.worker.context import Context
 from tests.support.cluster.programs import CLASSES, FEATURES, dataset, fill
 
-SAMPLES, BATCH, EPOCHS = 64, 8, 3
+SAMPLES, BATCH, EPOCHS = 128, 8, 3
 
 
 class Mixed(nn.Module):
