@@ -250,6 +250,36 @@ def test_steps_that_would_be_lost_are_refused(body: Any, sentence: str) -> None:
         inside(script)
 
 
+def test_a_step_outside_of_the_loop_is_refused() -> None:
+    def script(ctx: Context) -> None:
+        model: Any = Mixed()
+        model, muon, _, _ = ctx.prepare(model, *optimizers_of(model), DataLoader(dataset(BATCH), batch_size=BATCH))
+        with pytest.raises(errors.UserError, match="belongs once into each iteration over the prepared loader"):
+            muon.step()
+
+    inside(script)
+
+
+def test_without_a_loader_a_last_step_of_some_optimizers_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    versions: list[int] = []
+
+    def script(ctx: Context) -> None:
+        model: Any = Mixed()
+        model, muon, adamw = ctx.prepare(model, *optimizers_of(model))
+        for _ in range(2):
+            model(torch.ones(4, 8)).square().mean().backward()
+            muon.step()
+            adamw.step()
+            model.zero_grad()
+        model(torch.ones(4, 8)).square().mean().backward()
+        muon.step()
+        versions.append(ctx.version)
+
+    inside(script)
+    assert versions == [2]
+    assert "the last step is lost: Muon stepped on a batch, and AdamW did not" in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("overflows", [False, True])
 def test_a_grad_scaler_steps_with_each_optimizer(overflows: bool) -> None:
     """An overflow in the gradients of one optimizer skips the whole step."""

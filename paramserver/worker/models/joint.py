@@ -26,7 +26,8 @@ class JointSteps(Steps):
         return " and ".join(type(one).__name__ for number, one in optimizers if (number in self._stepped) in stepped)
 
     def step_of(self, number: int, unscale: float, overflow: bool) -> None:
-        """This optimizer steps. Raises UserError if it steps twice on a batch, or if its gradients are lost."""
+        """This optimizer steps. Raises UserError if that is not its place, or if its gradients are lost."""
+        self.check_place()
         if number in self._stepped:
             raise errors.UserError(
                 f"{type(self._optimizers[number]).__name__} steps again before {self._names(False)} has stepped: "
@@ -63,10 +64,16 @@ class JointSteps(Steps):
                     )
         return cleared
 
+    @property
+    def unfinished(self) -> str:
+        if not self._stepped:
+            return ""
+        return (
+            f"{self._names(True)} stepped on a batch, and {self._names(False)} did not: a model with several "
+            "optimizers takes one step of each on each batch. For steps in turn, give ctx.prepare several models"
+        )
+
     def end(self, item: Any) -> None:
         if self._stepped:
-            raise errors.UserError(
-                f"{self._names(True)} stepped on a batch, and {self._names(False)} did not: a model with several "
-                "optimizers takes one step of each on each batch. For steps in turn, give ctx.prepare several models"
-            )
+            raise errors.UserError(self.unfinished)
         super().end(item)

@@ -76,6 +76,8 @@ class Position:
             with contextlib.suppress(errors.ParamServerError):  # the job's own errors come in a moment
                 self._objects.settle()
         passes, progress = self._passes, self._engine.progress
+        if self._steps is not None and self._steps.unfinished and not failed:
+            log.warning(f"the last step is lost: {self._steps.unfinished}")
         if passes.left and loader:
             log.warning(
                 f"the script ends in the middle of epoch {passes.epoch + 1}: what is left of that epoch is not "

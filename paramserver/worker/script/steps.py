@@ -74,6 +74,11 @@ class Steps:
         """The parameters that the next step is about, by index; None: all."""
         return None
 
+    @property
+    def unfinished(self) -> str:
+        """A sentence about a step of which only a part was made; empty: there is none."""
+        return ""
+
     def take(self) -> Item | None:
         """The slice that the script has; the caller hands it in, instead of an optimizer step."""
         item, self.item = self.item, None
@@ -212,12 +217,8 @@ class Steps:
     def _item_to_step_on(self, unscale: float) -> tuple[Item, PartialSum | None]:
         """The slice of this step; and the gradients, where they had to be taken before the slice was known."""
         taken: PartialSum | None = None
+        self.check_place()
         if self.item is None:
-            if self._position.data is not None:
-                raise errors.UserError(
-                    "optimizer.step() belongs once into each iteration over the prepared loader: to step several times "
-                    'on a batch, say how often (ctx.prepare(model, optimizer, loader, name="model", turns=2))'
-                )
             self.item = self._draws.take()
             if self.item is None:
                 # Weights that come with the slice reset the buffers. So the batch's changes are gathered before.
@@ -226,13 +227,18 @@ class Steps:
                 self.item = self._engine.loop.next_item(0, False)
             self._schedules.align()
             assert self.item is not None
-        elif taken is None:
-            self._check_due()
         return self.item, taken
 
-    def _check_due(self) -> None:
-        """Raises UserError if an optimizer step is too early, or will come at the wrong places."""
+    def check_place(self) -> None:
+        """Raises UserError if an optimizer step does not belong here, or will come at the wrong places."""
         data = self._position.data
+        if self.item is None:
+            if data is not None:
+                raise errors.UserError(
+                    "optimizer.step() belongs once into each iteration over the prepared loader: to step several times "
+                    'on a batch, say how often (ctx.prepare(model, optimizer, loader, name="model", turns=2))'
+                )
+            return
         if self._number + 1 < self._of:
             raise errors.UserError(
                 f"optimizer.step() was called after batch {self._number + 1} of the {self._of} batches of a slice "

@@ -20,7 +20,7 @@ OPTIMIZERS: list[Piece] = [
             "before_step": "other.step()\nother.zero_grad()\n",
         },
         needs=(Need.LOADER,),
-        without=("groups", "flag", "state", "scheduler", "precision", "body"),
+        without=("groups", "flag", "state", "scheduler", "precision", "body", "model=no parameters"),
     ),
     Piece(
         "optimizer",
