@@ -2,9 +2,9 @@
 
 Hosts are network namespaces of this machine; each link carries the rate in both directions. Ours and gloo are the same
 update (SGD) of the same gradients; the weights must agree. gloo keeps no copies, so ours is measured without backups,
-and once more with a backup of each shard, as jobs between hosts have by default. "raw TCP" moves as many bytes between the workers' and the
-servers' hosts, both ways at once, and does not use them. If there are fewer servers than workers, "split" has
-one more server beside each worker. The lower bounds are those of docs/performance.md.
+and once more with a backup of each shard, as jobs between hosts have by default. "raw TCP" moves as many bytes between
+the workers' and the servers' hosts, both ways at once, and does not use them. If there are fewer servers than workers,
+"split" has one more server beside each worker. The lower bounds are those of docs/performance.md.
 """
 
 from __future__ import annotations
