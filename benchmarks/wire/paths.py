@@ -25,10 +25,10 @@ from torch.distributed import rpc
 
 from benchmarks.launch import environment
 from benchmarks.wire.groups import give, gloo, join, payload, take
-from benchmarks.wire.peer import read_into, sizes
-from paramserver.tensors.codec import chunk_frames, split_frame
+from benchmarks.wire.peer import MESSAGE_BYTES, read_into, sizes
+from paramserver.tensors.codec import chunk_frames, header_from, split_frame
 from paramserver.tensors.dtypes import buffer_of, tensor_from
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, Place
 from paramserver.transport.bulk.channel import BulkChannel
 from paramserver.transport.grpc.channel import connect
 from paramserver.transport.grpcio import grpc
@@ -279,6 +279,10 @@ class Ours(_Grpc):
     async def _ping(self) -> None:
         await self._channel.call("Shard.Stats", shard_pb2.StatsRequest(), timeout=_CALL_S)
 
+    def _place(self, size: int) -> Place | None:
+        """Where payloads of this size are received."""
+        return None
+
     async def _push(self, size: int) -> int:
         split = parts(payload(size), size)
         chunks = ((shard_pb2.ChunkRef(index=i, bytes=part.nbytes), buffer_of(part)) for i, part in enumerate(split))
@@ -289,18 +293,29 @@ class Ours(_Grpc):
     async def _pull(self, size: int) -> int:
         total = 0
         request = shard_pb2.PullRequest(min_version=size)
-        async with aclosing(self._channel.download("Shard.Pull", request, timeout=_CALL_S)) as frames:
+        calls = self._channel.download("Shard.Pull", request, timeout=_CALL_S, place=self._place(size))
+        async with aclosing(calls) as frames:
             async for raw in frames:
                 total += sum(tensor_from(data, "float32").nbytes for _, data in split_frame(raw)[1])
         return total
 
 
 class OursBulk(Ours):
-    """The same over our sockets beside gRPC."""
+    """The same over our sockets beside gRPC. A pull is received into memory that is there, as it is in workers."""
 
     def __init__(self, peer: Peer) -> None:
         super().__init__(peer)
         self._channel = BulkChannel(self._channel)
+        self._room = cache(_buffer)
+
+    def _place(self, size: int) -> Place | None:
+        room = self._room("pull", size)
+
+        def place(header: bytes, nbytes: int) -> memoryview:
+            start = header_from(header).chunks[0].index * MESSAGE_BYTES
+            return room[start : start + nbytes]
+
+        return place
 
 
 class Gloo:

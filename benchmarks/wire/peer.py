@@ -153,8 +153,8 @@ class Shard:
         size = request.min_version
         if size not in self._versions:
             self._versions[size] = [
-                frame_of(shard_pb2.FrameHeader(chunks=[shard_pb2.ChunkRef(bytes=part)]), [bytes(part)])
-                for part in sizes(size)
+                frame_of(shard_pb2.FrameHeader(chunks=[shard_pb2.ChunkRef(index=number, bytes=part)]), [bytes(part)])
+                for number, part in enumerate(sizes(size))
             ]
         for raw in self._versions[size]:
             yield raw
