@@ -138,6 +138,63 @@ def test_what_comes_is_left_in_the_socket_while_nobody_takes_it() -> None:
     run(test)
 
 
+def test_a_record_that_comes_slowly_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver sleeps until much has come, and still knows that something comes."""
+    monkeypatch.setattr(lines, "_STALL_S", 0.2)
+    record = of_frame(Frame(b"slow", (memoryview(bytes(range(256)) * 1024),)))
+    raw = record.head() + record.data()
+
+    async def main() -> None:
+        one, two = pair()
+        tune(two)
+        end = Line(Plain(two))
+        coming = asyncio.ensure_future(end.receive())
+        with one:
+            for start in range(0, 40 * 1024, 1024):  # 0.8 s
+                one.sendall(raw[start : start + 1024])
+                await asyncio.sleep(0.02)
+            assert not coming.done()
+            one.sendall(raw[40 * 1024 :])
+            assert same([await asyncio.wait_for(coming, T)], [record])
+        end.close()
+        await asyncio.wait_for(end.released(), T)
+
+    asyncio.run(main())
+
+
+def test_a_receiver_is_woken_for_many_bytes_at_once_and_for_the_last_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record of a megabyte that comes in pieces of four kilobytes is received with few calls."""
+    counts: list[int] = []
+    before = Plain.receive
+
+    def receive(self: Plain, into: memoryview) -> int | None:
+        count = before(self, into)
+        counts.append(count or 0)
+        return count
+
+    monkeypatch.setattr(Plain, "receive", receive)
+    record = of_frame(Frame(b"pieces", (memoryview(random.Random(1).randbytes(MIB + 77)),)))
+    raw = record.head() + record.data()
+
+    async def main() -> None:
+        one, two = pair()
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(two)
+        end = Line(Plain(two))
+        coming = asyncio.ensure_future(end.receive())
+        with one:
+            for start in range(0, len(raw), 4096):
+                one.sendall(raw[start : start + 4096])
+                await asyncio.sleep(0.0005)
+            assert same([await asyncio.wait_for(coming, T)], [record])
+        end.close()
+        await asyncio.wait_for(end.released(), T)
+
+    asyncio.run(main())
+    # Without that it is one call for each of 257 pieces, and one more that finds nothing.
+    assert len([count for count in counts if count]) < 60
+
+
 def test_records_that_waited_when_the_line_was_lost_are_received_and_then_the_reason_is_raised() -> None:
     async def test(one: Line, other: Line) -> None:
         task = asyncio.ensure_future(send_all(one, frames(40, MIB)))

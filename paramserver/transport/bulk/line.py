@@ -274,37 +274,43 @@ class Line:
 
     def _move_in(self) -> None:
         """In a thread. The loop takes what has come meanwhile."""
-        error, until = "", self._came_bytes + _TURN_BYTES
+        error, idle, until = "", False, self._came_bytes + _TURN_BYTES
         try:
             while self._came_bytes < until and not self._full and not self.gone:
                 record = self._reader.next()
                 if record is not None:
                     if self._came(record):
                         self._loop.call_soon_threadsafe(self._changed.set)
-                elif self._reader.hung_up or not self._sock.wait(select.POLLIN, _PATIENCE_S):
+                elif self._reader.hung_up:
+                    break
+                elif not self._sock.wait(select.POLLIN, _PATIENCE_S):
+                    idle = True
                     break
         except RuntimeError:
             return  # the loop is closed
         except (OSError, ValueError, errors.ProtocolError) as failure:
             error = _words(failure)
-        self._tell(error, self._received)
+        self._tell(error, lambda: self._received(idle))
 
-    def _received(self) -> None:
-        """A thread has received what it could."""
+    def _received(self, idle: bool) -> None:
+        """A thread has received what it could. ``idle``: too little came to wait for it in a thread."""
         if self.gone:
             return
         self._listen()
-        self._receive()
+        if not idle:
+            self._receive()
+        elif self._reader.amid:
+            self._expect()
 
     def _expect(self) -> None:
         """The rest of a record has to come."""
         if self._watch is None:
-            self._watch = self._loop.call_later(_STALL_S, self._look, self._reader.received)
+            self._watch = self._loop.call_later(_STALL_S, self._look, self._reader.received + self._sock.waiting())
 
     def _look(self, before: int) -> None:
         self._watch = None
         if self._reader.amid and not self._paused:
-            if self._reader.received == before:
+            if self._reader.received + self._sock.waiting() == before:
                 self.close(f"nothing more of a record has come for {_STALL_S:g} s")
             else:
                 self._expect()

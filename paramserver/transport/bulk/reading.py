@@ -50,6 +50,7 @@ class Reader:
                     return None
                 count = self._sock.receive(self._left)
                 if count is None:
+                    self._sock.expect(len(self._left))
                     return None
                 if count == 0:
                     self.hung_up = True

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import select
 import socket
 import ssl
 import struct
+import termios
 import threading
+from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 # A peer that says nothing for so long is asked for a sign of life, and given up after as much again.
 _IDLE_S, _EVERY_S, _TIMES = 10, 5, 2
 _UNANSWERED_MS = 20_000
+# A receiver that waits is woken when so much has come. TCP tells the sender when bytes are taken from a socket,
+# and such a message for each few segments costs more than the segments.
+_AT_ONCE_BYTES = 256 << 10
 # OpenSSL moves 16 KiB in one call. So many bytes are moved by calls that follow each other at once.
 _TLS_BYTES = 256 << 10
 
@@ -27,6 +33,14 @@ class Moving(Protocol):
 
     def receive(self, into: memoryview) -> int | None:
         """How many bytes were received; 0: the peer has hung up. Raises OSError."""
+        ...
+
+    def expect(self, nbytes: int) -> None:
+        """So much more belongs to what is being received: waiting for less than a good part of it is not worthwhile."""
+        ...
+
+    def waiting(self) -> int:
+        """How many bytes have come and were not received yet, as far as that is known."""
         ...
 
     def send(self, pieces: Sequence[memoryview]) -> int | None:
@@ -51,6 +65,7 @@ class Plain:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._expected = 1
 
     def fileno(self) -> int:
         """See `Moving`."""
@@ -62,6 +77,19 @@ class Plain:
             return self._sock.recv_into(into)
         except BlockingIOError:
             return None
+
+    def expect(self, nbytes: int) -> None:
+        """See `Moving`."""
+        wanted = max(1, min(nbytes, _AT_ONCE_BYTES))
+        if wanted != self._expected:
+            self._expected = wanted
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+
+    def waiting(self) -> int:
+        """See `Moving`."""
+        count = array("i", [0])
+        fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, count)
+        return count[0]
 
     def send(self, pieces: Sequence[memoryview]) -> int | None:
         """See `Moving`."""
@@ -107,6 +135,13 @@ class Tls:
             except ssl.SSLEOFError:
                 pass
         return got
+
+    def expect(self, nbytes: int) -> None:
+        """See `Moving`. Nothing is known of the encrypted bytes."""
+
+    def waiting(self) -> int:
+        """See `Moving`."""
+        return 0
 
     def send(self, pieces: Sequence[memoryview]) -> int | None:
         """See `Moving`."""
