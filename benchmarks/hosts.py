@@ -164,7 +164,7 @@ class _Job:
         runtime.mkdir(mode=0o700)
         meeting.mkdir(mode=0o700, exist_ok=True)
         # The hosts share the memory of this machine, which real hosts do not.
-        apart = {"PARAMSERVER_CLUSTER__TRANSPORT": "grpc", "PARAMSERVER_CLUSTER__HOST_TIER": "off"}
+        apart = {"PARAMSERVER_CLUSTER__TRANSPORT": "bulk", "PARAMSERVER_CLUSTER__HOST_TIER": "off"}
         apart["PARAMSERVER_CLUSTER__MEETING_DIR"] = str(meeting)
         own = {"PARAMSERVER_INTERNAL_RUNTIME_DIR": str(runtime), **apart, **(environ or {})}
         with (self._directory / f"{name}.log").open("wb") as log:
