@@ -87,6 +87,17 @@ def test_each_optimizer_may_clear_its_gradients_after_its_step() -> None:
     assert run(2, 1, Pair(clear=True)).digests == digests()
 
 
+def test_each_scheduler_may_step_directly_after_its_optimizer() -> None:
+    assert run(2, 2, Pair(pairwise=True, clear=True)).digests == digests()
+
+
+def test_learning_rates_that_change_by_hand_between_two_optimizers_count_from_the_next_step_on() -> None:
+    script = Pair(scheduled=False)
+    train(script, 1, 1, CHUNK, slices_per_step=1)
+    model, _ = with_plain_torch(scheduled=False)
+    assert all(torch.equal(script.states[0]["model"][name], value) for name, value in model.state_dict().items())
+
+
 def test_a_worker_that_dies_changes_no_bit() -> None:
     died: list[int] = []
 
@@ -172,7 +183,7 @@ def test_an_exported_checkpoint_has_the_state_of_each_optimizer(tmp_path: Path) 
 
 def test_what_is_loaded_is_what_a_job_goes_on_from() -> None:
     saved = Pair(scheduled=False)
-    run(1, 1, saved)
+    train(saved, 1, 1, CHUNK, slices_per_step=1)
     (state,) = saved.states
     loaded: list[dict[str, Any]] = []
 
@@ -292,7 +303,7 @@ def test_a_grad_scaler_steps_with_each_optimizer(overflows: bool) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
         before = {name: value.clone() for name, value in ctx.state_dict()["model"].items()}
         for x, _ in loader:
-            scaler.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+            scaler.scale(model(x).square().mean()).backward()
             if overflows:
                 model.norm.weight.grad[0] = float("inf")
             scaler.step(muon)
@@ -313,7 +324,7 @@ def test_some_gradients_that_are_unscaled_and_others_that_are_not_are_refused() 
         model, muon, adamw, loader = ctx.prepare(model, muon, adamw, DataLoader(dataset(BATCH), batch_size=BATCH))
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
         for x, _ in loader:
-            scaler.scale(model(x).square().mean()).backward()  # type: ignore[no-untyped-call]
+            scaler.scale(model(x).square().mean()).backward()
             scaler.unscale_(muon)
             scaler.step(muon)
             with pytest.raises(errors.UserError, match=r"call scaler\.unscale_ for all optimizers or for none"):

@@ -52,7 +52,7 @@ class Groups:
         """
         own = self._own() if present is None else present
         if present is None:
-            self._check()
+            self.check()
         if not self._waiting:
             return list(own)
         place = {id(group): number for number, group in enumerate(self._own())}
@@ -61,7 +61,8 @@ class Groups:
             found.append(own[place[id(self._added[number][0])]] if number in self._added else group)
         return found
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises ModelError if the script has taken groups or parameters out of an optimizer, or has put others in."""
         groups = self._own()
         own = [_ids(group) for group in groups[: self._first]]
         if own != self._laid_out or len(groups) != self._first + len(self._added):

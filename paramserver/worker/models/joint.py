@@ -20,6 +20,9 @@ class JointSteps(Steps):
         # By number of an optimizer that has stepped on the present batch: the gradients that it had then.
         self._stepped: dict[int, list[tuple[torch.Tensor, torch.Tensor, int]]] = {}
         self._unscale, self._overflow = 1.0, False
+        # By number of such an optimizer: its parameter groups as they were then. The script may change them before the
+        # last optimizer steps.
+        self._groups_of: dict[int, list[dict[str, Any]]] = {}
 
     def _names(self, *stepped: bool) -> str:
         optimizers = enumerate(self._optimizers)
@@ -41,13 +44,22 @@ class JointSteps(Steps):
         self._unscale, self._overflow = unscale, overflow or self._overflow
         mine = [p for group in self._optimizers[number].param_groups for p in group["params"]]
         self._stepped[number] = [(p, p.grad, p.grad._version) for p in mine if p.grad is not None]
+        self._groups_of[number] = [dict(group) for group in self._optimizers[number].param_groups]
         if len(self._stepped) < len(self._optimizers):
             return
         cleared = self._bring_back()
+        self._binding.script_groups.check()
         overflow, self._overflow, self._stepped = self._overflow, False, {}
         self.step(unscale, overflow)
+        self._groups_of = {}
         for parameter in cleared:
             parameter.grad = None
+
+    def _stepped_with(self) -> Sequence[dict[str, Any]] | None:
+        """See `Steps`. Without a loader a step may have to wait for a later place, whose learning rates count."""
+        if self._position.data is None or len(self._groups_of) < len(self._optimizers):
+            return None
+        return [group for _, groups in sorted(self._groups_of.items()) for group in groups]
 
     def _bring_back(self) -> list[torch.Tensor]:
         """Gradients that the script has cleared since their optimizer stepped are there again; their parameters."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -183,9 +184,11 @@ class ModelBinding:
             chunk_bytes=chunk_bytes,
         )
 
-    def groups(self, lr_factor: float = 1.0) -> list[types_pb2.GroupHypers]:
-        """The hyper-parameters as they are now, by parameter group, with learning rates times ``lr_factor``."""
-        hypers = self.hypers()
+    def groups(
+        self, lr_factor: float = 1.0, present: Sequence[dict[str, Any]] | None = None
+    ) -> list[types_pb2.GroupHypers]:
+        """The hyper-parameters by parameter group, as they are now or in ``present``, with rates times ``lr_factor``."""
+        hypers = self.script_groups.hypers(present)
         if lr_factor != 1.0:
             hypers = [{**group, "lr": float(group["lr"]) * lr_factor} for group in hypers]  # type: ignore[arg-type]
         if hypers != self._said[0]:

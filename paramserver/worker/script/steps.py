@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import structlog
 import torch
@@ -273,7 +274,11 @@ class Steps:
         """The hyper-parameters for the present update."""
         together = self._engine.modes.present.mode is Mode.SYNC
         slices = self._engine.member.session.view.slices_per_step if together else 1
-        return self._binding.groups(self._scaling.factor(slices, self._engine.weights.version))
+        return self._binding.groups(self._scaling.factor(slices, self._engine.weights.version), self._stepped_with())
+
+    def _stepped_with(self) -> Sequence[dict[str, Any]] | None:
+        """The parameter groups of the present step; None: those of the optimizers as they are now."""
+        return None
 
 
 def _uneven(data: DataSpec) -> str:

@@ -53,14 +53,27 @@ def schedulers_of(muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer) -> 
     return CosineAnnealingLR(muon, T_max=20), StepLR(adamw, step_size=4, gamma=0.5)
 
 
+def fall(optimizer: torch.optim.Optimizer) -> None:
+    """By hand: the learning rate of the next step is smaller."""
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.9
+
+
 class Pair:
     """The script. ``each`` is called before the first optimizer's step, with the number of this worker's slices."""
 
     def __init__(
-        self, each: Callable[[Context, int], object] | None = None, scheduled: bool = True, clear: bool = False
+        self,
+        each: Callable[[Context, int], object] | None = None,
+        scheduled: bool = True,
+        clear: bool = False,
+        pairwise: bool = False,
     ) -> None:
-        """``clear``: each optimizer clears its gradients directly after its step."""
-        self.each, self.scheduled, self.clear = each, scheduled, clear
+        """``clear``: each optimizer clears its gradients after its step. ``pairwise``: then its scheduler steps.
+
+        Without schedulers the learning rate of each optimizer falls by hand after its step.
+        """
+        self.each, self.scheduled, self.clear, self.pairwise = each, scheduled, clear, pairwise
         self.states: list[dict[str, Any]] = []
 
     def __call__(self, ctx: Context) -> None:
@@ -75,18 +88,22 @@ class Pair:
                 F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
                 if self.each is not None:
                     self.each(ctx, slices)
-                for optimizer in (muon, adamw):
+                for number, optimizer in enumerate((muon, adamw)):
                     optimizer.step()
                     if self.clear:
                         optimizer.zero_grad()
-                for scheduler in schedulers_made:
+                    if self.scheduled and self.pairwise:
+                        schedulers_made[number].step()
+                    if not self.scheduled:
+                        fall(optimizer)
+                for scheduler in () if self.pairwise else schedulers_made:
                     scheduler.step()
                 model.zero_grad()
                 slices += 1
         self.states.append(ctx.state_dict())
 
 
-def with_plain_torch(slices: int = 1) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+def with_plain_torch(slices: int = 1, scheduled: bool = True) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     """Model and optimizers after the same training in one process, with so many batches in a step."""
     model = Mixed()
     optimizers = optimizers_of(model)
@@ -97,7 +114,9 @@ def with_plain_torch(slices: int = 1) -> tuple[nn.Module, list[torch.optim.Optim
             for index in range(first, first + slices):
                 x, y = tensors[slice_indices(data, 0, epoch, index)]
                 (F.cross_entropy(model(x), y) / slices).backward()  # type: ignore[no-untyped-call]
-            for one in (*optimizers, *schedulers):
+            for one in (*optimizers, *(schedulers if scheduled else ())):
                 one.step()
+            for optimizer in () if scheduled else optimizers:
+                fall(optimizer)
             model.zero_grad()
     return model, list(optimizers)
