@@ -187,7 +187,7 @@ class ModelBinding:
     def groups(
         self, lr_factor: float = 1.0, present: Sequence[dict[str, Any]] | None = None
     ) -> list[types_pb2.GroupHypers]:
-        """The hyper-parameters by parameter group, as they are now or in ``present``, with rates times ``lr_factor``."""
+        """The hyper-parameters by parameter group, as they are now or in ``present``; rates are times ``lr_factor``."""
         hypers = self.script_groups.hypers(present)
         if lr_factor != 1.0:
             hypers = [{**group, "lr": float(group["lr"]) * lr_factor} for group in hypers]  # type: ignore[arg-type]
