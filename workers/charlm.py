@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -111,10 +111,11 @@ def standard_library() -> bytes:
     return b"\n".join(path.read_bytes() for path in files)
 
 
-def groups(parameters: list[nn.Parameter], decay: float) -> list[dict[str, object]]:
+def groups(parameters: Iterable[nn.Parameter], decay: float) -> list[dict[str, object]]:
     """Parameter groups: weight decay for matrices only."""
-    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
-    others = [parameter for parameter in parameters if parameter.dim() < 2]
+    every = list(parameters)
+    matrices = [parameter for parameter in every if parameter.dim() > 1]
+    others = [parameter for parameter in every if parameter.dim() < 2]
     return [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
 
 

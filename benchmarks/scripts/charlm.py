@@ -25,7 +25,7 @@ def network(args: argparse.Namespace) -> nn.Module:
 
 
 def optimizer_of(model: nn.Module, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(charlm.groups(list(model.parameters()), 0.1), lr=3e-4, betas=(0.9, 0.95), fused=fused)
+    return torch.optim.AdamW(charlm.groups(model.parameters(), 0.1), lr=3e-4, betas=(0.9, 0.95), fused=fused)
 
 
 def data(args: argparse.Namespace, together: int) -> Subset[Any]:

@@ -59,7 +59,7 @@ def test_the_loss_of_a_model_that_knows_nothing_and_that_of_one_that_has_learned
 
 def test_weight_decay_is_for_matrices_and_each_parameter_is_there_once() -> None:
     model = small()
-    matrices, others = groups(list(model.parameters()), 0.1)
+    matrices, others = groups(model.parameters(), 0.1)
     assert {p.dim() for p in matrices["params"]} == {2}  # type: ignore[attr-defined]
     assert {p.dim() for p in others["params"]} == {1}  # type: ignore[attr-defined]
     both = [*matrices["params"], *others["params"]]  # type: ignore[misc]

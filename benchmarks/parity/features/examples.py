@@ -36,8 +36,7 @@ def small() -> nn.Module:
 
 def with_groups(parameters: Any) -> torch.optim.Optimizer:
     """Weight decay for matrices only."""
-    held = nn.ParameterList(parameters)
-    return torch.optim.AdamW(charlm.groups(held, 0.1), lr=0.01, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(charlm.groups(parameters, 0.1), lr=0.01, betas=(0.9, 0.95), fused=True)
 
 
 def loss(scores: Tensor, y: Tensor) -> Tensor:

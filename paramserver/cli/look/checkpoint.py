@@ -287,8 +287,9 @@ def _optimizer(manifest: Manifest) -> str:
     if not isinstance(found, dict):
         return "none"
     names = found.get("names")
-    several = isinstance(names, list) and len(names) > 0
-    return " and ".join(dict.fromkeys(map(str, names))) if several else str(found.get("name", "none"))
+    if isinstance(names, list) and names:
+        return " and ".join(dict.fromkeys(map(str, names)))
+    return str(found.get("name", "none"))
 
 
 def _bytes(count: int) -> str:
