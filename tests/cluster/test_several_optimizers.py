@@ -13,12 +13,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paramserver import errors
-from paramserver.checkpoint import catalog
+from paramserver.checkpoint.catalog import newest
 from paramserver.checkpoint.export import export
-from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train, until, wait
+from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train
 from tests.support.cluster.programs import dataset
 from tests.support.failover.resizing import Between, resize
 from tests.support.failover.rollback import Rig, Stop, Strike, same, twin
@@ -124,13 +123,7 @@ def test_a_job_that_was_resumed_and_went_back_has_the_same_bits(tmp_path: Path) 
     stop = Stop(3)
     with Rig(tmp_path, 2, servers=2, **CHUNK) as rig:
         rig.begin(Pair(stop))
-        wait(stop.reached, "version 3")
-        there = Place(str(rig.checkpoints))
-        until("the checkpoint", lambda: any(manifest.version >= 2 for manifest in catalog.complete(there)))
-        for server in list(rig.keepers):
-            rig.call(server.die)
-        rig.ending = True
-        stop.released.set()
+        rig.end_at(stop, 2)
     strike = Strike("commit.before_log", "server-1", 4)
     with Rig(tmp_path, 2, [strike], servers=3, checkpoint__resume=str(tmp_path / "ckpt"), **CHUNK) as rig:
         rig.begin(Pair())
@@ -159,17 +152,15 @@ def test_another_number_of_servers_has_the_same_bits(tmp_path: Path) -> None:
     same(summary, expected())
 
 
-def newest(directory: Path) -> tuple[Place, Manifest]:
-    place = Place(str(directory))
-    return place, max(catalog.complete(place), key=lambda manifest: manifest.version)
-
-
 def test_an_exported_checkpoint_has_the_state_of_each_optimizer(tmp_path: Path) -> None:
     script = Pair()
     with Rig(tmp_path, 2, servers=2, **CHUNK) as rig:
         rig.begin(script)
         rig.finish()
-    export(*newest(tmp_path / "ckpt"), "torch", tmp_path / "out.pt")
+    place = Place(str(tmp_path / "ckpt"))
+    manifest = newest(place)
+    assert manifest is not None
+    export(place, manifest, "torch", tmp_path / "out.pt")
     content = torch.load(tmp_path / "out.pt")
     model = Mixed()
     model.load_state_dict(content["model"])

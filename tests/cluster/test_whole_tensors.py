@@ -12,11 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from paramserver.checkpoint import catalog
-from paramserver.checkpoint.place import Place
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
-from tests.support.cluster.harness import Cluster, train, until, wait
+from tests.support.cluster.harness import Cluster, train, until
 from tests.support.cluster.programs import Program, dataset
 from tests.support.failover.resizing import Between, resize
 from tests.support.failover.rollback import Rig, Stop, Strike, same, twin
@@ -50,13 +48,7 @@ def test_a_job_that_was_resumed_and_went_back_has_the_same_bits(name: str, tmp_p
     stop = Stop(5)
     with Rig(tmp_path, 3, servers=2, **CHUNK) as rig:
         rig.begin(program(name, stop))
-        wait(stop.reached, "version 5")
-        there = Place(str(rig.checkpoints))
-        until("the checkpoint", lambda: any(manifest.version >= 3 for manifest in catalog.complete(there)))
-        for server in list(rig.keepers):
-            rig.call(server.die)
-        rig.ending = True
-        stop.released.set()
+        rig.end_at(stop, 3)
     strike = Strike("commit.before_log", "server-1", 8)
     with Rig(tmp_path, 3, [strike], servers=3, checkpoint__resume=str(tmp_path / "ckpt"), **CHUNK) as rig:
         rig.begin(program(name))

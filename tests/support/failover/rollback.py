@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from safetensors.torch import load_file
 
 from paramserver import failpoints
-from paramserver.checkpoint.catalog import newest
+from paramserver.checkpoint.catalog import complete, newest
 from paramserver.checkpoint.place import Place
 from paramserver.resume.options import Options
 from paramserver.v1 import shard_pb2
@@ -219,6 +219,19 @@ class Rig(Fleet):
         while joined < len(self.hands):
             joined = len(self.hands)
             self.join()
+
+    def end_at(self, stop: Stop, kept: int) -> None:
+        """All servers die once the workers are held by ``stop`` and there is a checkpoint of version ``kept`` or later.
+
+        Nobody is started again, and the workers are let go: the job can be resumed.
+        """
+        wait(stop.reached, f"version {stop.version}")
+        there = Place(str(self.checkpoints))
+        until("the checkpoint", lambda: any(manifest.version >= kept for manifest in complete(there)))
+        for server in list(self.keepers):
+            self.call(server.die)
+        self.ending = True
+        stop.released.set()
 
     def finish(self, *args: Any) -> Mapping[str, Any]:
         """As `Fleet.finish`; also: every strike has struck, and no timeline was used twice."""
