@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,18 +12,27 @@ from paramserver import errors
 from paramserver.worker.script.steps import Steps
 
 
+@dataclass(frozen=True, slots=True)
+class _Stepped:
+    """An optimizer that has stepped on the present batch, as it was then: the script may change its parts afterwards.
+
+    ``gradients``: by parameter, the gradient and how often it had been written to.
+    """
+
+    gradients: list[tuple[torch.Tensor, torch.Tensor, int]]
+    groups: list[dict[str, Any]]
+    unscale: float
+    overflow: bool
+
+
 class JointSteps(Steps):
     """On each batch every optimizer steps once. The one that steps last hands the gradients in."""
 
     def __init__(self, *parts: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super().__init__(*parts)
         self._optimizers = optimizers
-        # By number of an optimizer that has stepped on the present batch: the gradients that it had then.
-        self._stepped: dict[int, list[tuple[torch.Tensor, torch.Tensor, int]]] = {}
-        self._unscale, self._overflow = 1.0, False
-        # By number of such an optimizer: its parameter groups as they were then. The script may change them before the
-        # last optimizer steps.
-        self._groups_of: dict[int, list[dict[str, Any]]] = {}
+        # By number of the optimizer.
+        self._stepped: dict[int, _Stepped] = {}
 
     def _names(self, *stepped: bool) -> str:
         optimizers = enumerate(self._optimizers)
@@ -36,36 +46,37 @@ class JointSteps(Steps):
                 f"{type(self._optimizers[number]).__name__} steps again before {self._names(False)} has stepped: "
                 "a model with several optimizers takes one step of each on each batch"
             )
-        if self._stepped and unscale != self._unscale:
+        if any(one.unscale != unscale for one in self._stepped.values()):
             raise errors.UserError(
                 f"the gradients of some of {self._names(True, False)} are unscaled and those of others are not: call "
                 "scaler.unscale_ for all optimizers or for none, and scaler.step for all"
             )
-        self._unscale, self._overflow = unscale, overflow or self._overflow
-        mine = [p for group in self._optimizers[number].param_groups for p in group["params"]]
-        self._stepped[number] = [(p, p.grad, p.grad._version) for p in mine if p.grad is not None]
-        self._groups_of[number] = [dict(group) for group in self._optimizers[number].param_groups]
+        groups = [dict(group) for group in self._optimizers[number].param_groups]
+        mine = [p for group in groups for p in group["params"]]
+        gradients = [(p, p.grad, p.grad._version) for p in mine if p.grad is not None]
+        self._stepped[number] = _Stepped(gradients, groups, unscale, overflow)
         if len(self._stepped) < len(self._optimizers):
             return
         cleared = self._bring_back()
         self._binding.script_groups.check()
-        overflow, self._overflow, self._stepped = self._overflow, False, {}
-        self.step(unscale, overflow)
-        self._groups_of = {}
+        try:
+            self.step(unscale, any(one.overflow for one in self._stepped.values()))
+        finally:
+            self._stepped = {}
         for parameter in cleared:
             parameter.grad = None
 
     def _stepped_with(self) -> Sequence[dict[str, Any]] | None:
         """See `Steps`. Without a loader a step may have to wait for a later place, whose learning rates count."""
-        if self._position.data is None or len(self._groups_of) < len(self._optimizers):
+        if self._position.data is None or len(self._stepped) < len(self._optimizers):
             return None
-        return [group for _, groups in sorted(self._groups_of.items()) for group in groups]
+        return [group for number in sorted(self._stepped) for group in self._stepped[number].groups]
 
     def _bring_back(self) -> list[torch.Tensor]:
         """Gradients that the script has cleared since their optimizer stepped are there again; their parameters."""
         cleared = []
-        for number, kept in self._stepped.items():
-            for parameter, gradient, writes in kept:
+        for number, one in self._stepped.items():
+            for parameter, gradient, writes in one.gradients:
                 if parameter.grad is None:
                     parameter.grad = gradient
                     cleared.append(parameter)
