@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -83,8 +85,12 @@ def restart_command() -> str:
     return os.environ.get(ENV_RESTART_COMMAND, "").replace("$HOSTNAME", socket.gethostname())
 
 
-def versions() -> dict[str, str]:
-    """Versions of the packages that this process runs, by name. They are compared when a member joins."""
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """Versions of the packages that this process runs, by name. They are compared when a member joins.
+
+    Reading them takes milliseconds, and a coordinator compares them with each newcomer's.
+    """
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -94,4 +100,4 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed as a package"
-    return found
+    return MappingProxyType(found)
