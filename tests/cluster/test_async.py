@@ -14,6 +14,7 @@ from paramserver.worker.context import Context
 from paramserver.worker.pace import AsyncPace
 from tests.support.cluster.harness import Applied, Cluster, recorded, train, until, wait
 from tests.support.cluster.programs import Aligned, LedgerProgram, Optimizer, Program, adamw, cosine, dataset, sgd
+from tests.support.marks import long_but
 
 STALENESS = [0, 3, "unbounded"]
 SAMPLES, BATCH, EPOCHS = 103, 4, 3
@@ -21,7 +22,7 @@ SLICES = 26 * EPOCHS
 
 
 @pytest.mark.parametrize("staleness", STALENESS)
-@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), pytest.param(3, 2, marks=pytest.mark.long), (5, 3)])
 def test_every_sample_counts_once_per_epoch(workers: int, servers: int, staleness: int | str) -> None:
     """D13: acknowledged = applied = version, on every server; the ledger shows each sample by itself."""
     with Cluster(workers, servers, "async", staleness) as cluster:
@@ -106,7 +107,7 @@ class Brake:
             wait(self.released, "the release of worker 0", 60.0)
 
 
-@pytest.mark.parametrize("staleness", [0, 2, 5])
+@pytest.mark.parametrize("staleness", long_but([2], [0, 2, 5]))
 def test_a_slow_worker_holds_the_others_at_exactly_the_bound(staleness: int) -> None:
     brake = Brake(at=4)
     script = LedgerProgram(400, 4, 1, brake)

@@ -63,7 +63,7 @@ def plain(push: str = "none", pull: str = "fp32") -> Outcome:
 @pytest.mark.parametrize(
     ("push", "pull", "workers", "servers"),
     [
-        *((push, "fp32", 3, 2) for push in LOSSY),
+        *(pytest.param(push, "fp32", 3, 2, marks=[] if push == "topk" else pytest.mark.long) for push in LOSSY),
         ("none", "bf16", 2, 1),
         ("int8", "fp32", 2, 1),
         ("int8", "fp16", 3, 2),
@@ -181,7 +181,7 @@ def undisturbed() -> Mapping[str, Any]:
 @pytest.mark.parametrize(
     "strikes",
     [
-        [Strike("worker.after_grad", "worker-1", 1)],
+        pytest.param([Strike("worker.after_grad", "worker-1", 1)], marks=pytest.mark.long),
         [Strike("worker.after_grad", "worker-1", 7)],
         [Strike("worker.after_pull", "worker-1", 8)],
         pytest.param(

@@ -67,13 +67,13 @@ def compare(
     return outcome
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize(("optimizer", "schedule"), CASES, ids=["sgd", "adamw-cosine"])
 def test_close_to_a_single_process(optimizer: Optimizer, schedule: Schedule | None, dtype: torch.dtype) -> None:
     compare(lambda: network(dtype=dtype), optimizer, schedule, dtype, LONG)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.long), torch.float32], ids=str)
 @pytest.mark.parametrize(("optimizer", "schedule"), CASES, ids=["sgd", "adamw-cosine"])
 def test_equal_bits_if_the_slices_are_summed_in_the_same_tree(
     optimizer: Optimizer, schedule: Schedule | None, dtype: torch.dtype

@@ -116,7 +116,7 @@ def test_of_the_same_name_with_other_bytes_the_first_counts(mode: str) -> None:
 
 def test_many_threads_of_many_clients() -> None:
     """A11: every cell exactly once, over several servers, whoever pushes it."""
-    clients, threads, each = 4, 4, 60
+    clients, threads, each = 4, 4, 30
     total = clients * threads * each
     failures: list[BaseException] = []
 

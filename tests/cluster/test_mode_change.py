@@ -20,6 +20,7 @@ from paramserver.worker.engine import Engine
 from tests.support.cluster.harness import CALL_S, Applied, Cluster, Died, Outcome, recorded, until, wait
 from tests.support.cluster.pacer import Pacer
 from tests.support.cluster.programs import LedgerProgram
+from tests.support.marks import long_but
 
 SAMPLES, BATCH = 48, 2  # 24 slices an epoch
 SLICES = SAMPLES // BATCH
@@ -45,7 +46,7 @@ CHANGES: dict[str, list[tuple[str, int | str]]] = {
 
 
 @pytest.mark.parametrize("slices_per_step", [pytest.param(3, marks=pytest.mark.long), 5])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", long_but(["twice", "staleness"], CHANGES))
 def test_every_sample_counts_once_per_epoch_across_changes(name: str, slices_per_step: int) -> None:
     epochs, pacer = 14, Pacer()
     with recorded() as log, Cluster(3, 2, slices_per_step=slices_per_step) as cluster:

@@ -100,7 +100,7 @@ def test_one_server_dies_and_later_the_other(transport: str, tmp_path: Path) -> 
     same(summary, wanted)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", long_but([2], [1, 2]))
 def test_three_servers_of_which_one_dies(replicas: int, tmp_path: Path) -> None:
     wanted = expected()
     strikes = [Strike("forward.after_ack", "server-1", STEP)]
@@ -130,7 +130,7 @@ def test_a_norm_over_shards_one_of_which_moves(at: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "transport"),
     [
-        (None, "shm"),
+        pytest.param(None, "shm", marks=pytest.mark.long),
         ("forward.before", "grpc"),
         ("forward.after_ack", "shm"),
         pytest.param("commit.after_log_before_reply", "grpc", marks=pytest.mark.long),

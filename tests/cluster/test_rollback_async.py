@@ -20,6 +20,7 @@ from tests.support.failover.kills import Kills, exact
 from tests.support.failover.ledger import BATCH, CELLS, PER_EPOCH
 from tests.support.failover.moments import fresh
 from tests.support.failover.rollback import Rig, Strike
+from tests.support.marks import long_but
 
 EVERY = 10
 
@@ -40,7 +41,7 @@ def random_kills(chance: random.Random, slices: int) -> Kills:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", long_but([0], range(4)))
 def test_servers_die_at_random_slices(seed: int, tmp_path: Path) -> None:
     """D09, D13, G14."""
     chance = random.Random(seed)
@@ -122,7 +123,7 @@ def test_a_request_of_the_old_timeline_has_no_effect(tmp_path: Path) -> None:
     ("every", "start"),
     [
         (0, "async"),
-        (EVERY, "sync"),
+        pytest.param(EVERY, "sync", marks=pytest.mark.long),
         pytest.param(0, "sync", marks=pytest.mark.long),
         pytest.param(EVERY, "async", marks=pytest.mark.long),
     ],
@@ -147,7 +148,7 @@ def test_the_setting_is_brought_back(start: str, every: int, tmp_path: Path) -> 
     ("start", "what"),
     [
         ("sync", "call Shard.SetConsistency PREPARE"),
-        ("async", "call Shard.SetConsistency PREPARE"),
+        pytest.param("async", "call Shard.SetConsistency PREPARE", marks=pytest.mark.long),
         ("async", "call Shard.Activate"),
     ],
 )

@@ -162,7 +162,7 @@ def test_right_after_going_back(kind: str, plain: bool, tmp_path: Path) -> None:
     assert any(len(found) > SLICES for found in script.found.values()), "some steps were done again"
 
 
-@pytest.mark.parametrize("plain", LOOPS)
+@pytest.mark.parametrize("plain", [pytest.param(False, id="ctx.epochs", marks=pytest.mark.long), LOOPS[1]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_that_is_resumed(kind: str, plain: bool, tmp_path: Path) -> None:
     """All processes end in the fourth epoch, and the job goes on from a checkpoint in the second one."""

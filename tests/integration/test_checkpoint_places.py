@@ -51,6 +51,7 @@ def test_a_full_disk_ends_the_job_before_its_first_step(place: Place) -> None:
     assert [Path(found).name for found in re.findall(rf"^{disk}.*$", done.out, re.MULTILINE)] == ["disk", "ckpt"]
 
 
+@pytest.mark.long
 def test_the_script_of_the_tutorial_goes_on_when_all_is_done(place: Place) -> None:
     """No worker has a slice then, and the last epoch comes once more."""
     (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL)

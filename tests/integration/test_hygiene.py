@@ -158,6 +158,7 @@ def test_f14_f17_a_killed_run_leaves_what_can_be_gone_on_with_and_others_do_not_
     assert shared.keys_of("other") == RECORD
 
 
+@pytest.mark.long
 def test_k05_start_leaves_its_record_only(place: Place, shared: Shared) -> None:
     address = free_address()
     common = ("--join", address)

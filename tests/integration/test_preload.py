@@ -100,6 +100,7 @@ def test_a_script_sees_the_same_and_draws_other_numbers(place: Place) -> None:
         assert len({one["drawn"][kind] for one in (*forked, alone)}) == 3, kind
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("interruptible")
 def test_scripts_end_in_the_same_way(tmp_path: Path) -> None:
     async def go() -> dict[str, Any]:

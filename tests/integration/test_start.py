@@ -98,6 +98,7 @@ def test_a_worker_that_is_told_to_end_gives_its_share_back(cluster: Cluster) -> 
     same_result(read_summary(summary), wanted)
 
 
+@pytest.mark.long
 def test_a_worker_that_nobody_hears_at_its_end_does_not_end_well(cluster: Cluster) -> None:
     """Its script has done all that it was to do, but no coordinator gathers the result."""
     coordinator = cluster.coordinator("--workers", "1")

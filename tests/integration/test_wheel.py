@@ -85,6 +85,7 @@ def test_wheel_holds_the_package_and_its_kernels_and_nothing_else(wheel: Path) -
     assert {"paramserver/py.typed", "paramserver/v1/types_pb2.pyi", "paramserver/kernels/kernels.c"} <= package
 
 
+@pytest.mark.long
 def test_without_a_compiler_the_wheel_is_for_any_machine(tmp_path: Path) -> None:
     pure = build(tmp_path, NO_COMPILER)
     assert pure.name == "paramserver-0.1.0-py3-none-any.whl"

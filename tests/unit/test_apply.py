@@ -172,8 +172,16 @@ def same_bits(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return all(a.detach().numpy().tobytes() == b.detach().numpy().tobytes() for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("partly", [False, True], ids=["all", "partly"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+# Each type and each way with every `make test`, all four pairs with `make test-long`.
+@pytest.mark.parametrize(
+    ("dtype", "partly"),
+    [
+        pytest.param("float32", True, id="float32-partly"),
+        pytest.param("float64", False, id="float64-all"),
+        pytest.param("float32", False, id="float32-all", marks=pytest.mark.long),
+        pytest.param("float64", True, id="float64-partly", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=IDS)
 def test_chunks_of_any_size_end_where_torch_ends(name: str, settings: dict[str, Any], dtype: str, partly: bool) -> None:
     """Weights and state after ten steps; bit by bit, but for the fused kernels, which round in other places."""

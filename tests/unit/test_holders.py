@@ -24,6 +24,7 @@ from paramserver.core.job.holders import (
 )
 from paramserver.core.job.membership import Member, Role
 from paramserver.v1 import shard_pb2
+from tests.support.marks import long_but
 
 
 def server(index: int) -> Member:
@@ -168,7 +169,7 @@ def test_the_shard_that_is_behind_speaks_for_its_server() -> None:
     assert (ahead.shard_bytes, behind.shard_bytes) == (64, 128), "the reports stay as they are"
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", long_but(range(70), range(200)))
 def test_random_schedules(seed: int) -> None:
     """No shard goes to a server that lacks it, none is lost while there is a copy, and in the end all are spread."""
     chance = random.Random(seed)
