@@ -76,7 +76,7 @@ docs: .venv/.stamp
 	@echo 'open build/site/index.html'
 
 test: .venv/.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m 'not long' \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --one-core --dist loadfile -m 'not long' \
 		tests/unit tests/contract tests/cluster tests/behaviour
 	$(BIN)/python -m pytest -q -n $(RUN_PROCESSES) --dist loadfile -m 'not long' tests/integration
 
