@@ -20,7 +20,7 @@ _INTRODUCTION = (
     "into a file, into the environment, or behind `--set`. Some settings also have flags of their own.",
     "",
     "```",
-    "[training]                                # in paramserver.toml, or in the file of --config",
+    "[training]                                # in paramserver.toml, or in the file that --config names",
     "seed = 3",
     "",
     "PARAMSERVER_TRAINING__SEED=3              # in the environment",
