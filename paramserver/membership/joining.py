@@ -89,7 +89,7 @@ def restart_command() -> str:
 def versions() -> Mapping[str, str]:
     """Versions of the packages that this process runs, by name. They are compared when a member joins.
 
-    Reading them takes milliseconds, and a coordinator compares them with each newcomer's.
+    They are read once: this takes milliseconds, and a coordinator compares them with those of each member that joins.
     """
     import platform
     from importlib.metadata import PackageNotFoundError, version

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Ref = shard.ChunkRef | shard.StateRef
 First = shard.PushHeader | shard.InitializeHeader | shard.PullHeader | shard.ForwardHeader | shard.CatchUpHeader
 
-MAX_FRAME_BYTES = 12 * 2**20
+MAX_FRAME_BYTES = 8 * 2**20
 MAX_HEADER_BYTES = 2**20
 MAX_REFS = 4096
 # No message has more around the header and the data of its frame: tags, lengths and padding.
