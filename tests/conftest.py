@@ -25,19 +25,19 @@ def _own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Nine thousand collected tests stay to the end; the collector of garbage need not look at them each time."""
+    """The nine thousand collected tests stay to the end, so the collector of garbage leaves them out from now on."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="write the transcripts of tests/testdata again")
-    parser.addoption("--one-core", action="store_true", help="with -n: each process stays on one core, in turn")
+    parser.addoption("--one-core", action="store_true", help="with -n: each test process stays on one core")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Threads of one interpreter run one after the other; on one core they wake each other at a fifth less cost."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if config.getoption("--one-core") and worker.startswith("gw"):
+    if config.getoption("--one-core") and worker.startswith("gw") and hasattr(os, "sched_setaffinity"):  # not on macOS
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker[2:]) % len(cores)]})

@@ -114,9 +114,10 @@ def test_of_the_same_name_with_other_bytes_the_first_counts(mode: str) -> None:
     assert cells(outcome) == [1.0, 0.0, *[1.0] * 50, *[0.0] * 8]
 
 
-def test_many_threads_of_many_clients() -> None:
+@pytest.mark.parametrize("each", long_but([30], [30, 60]))
+def test_many_threads_of_many_clients(each: int) -> None:
     """A11: every cell exactly once, over several servers, whoever pushes it."""
-    clients, threads, each = 4, 4, 30
+    clients, threads = 4, 4
     total = clients * threads * each
     failures: list[BaseException] = []
 

@@ -25,7 +25,7 @@ from tests.support.cluster.raw import AsyncName, Raw, SyncName
 ACCEPTED, DUPLICATE = shard_pb2.OUTCOME_ACCEPTED, shard_pb2.OUTCOME_DUPLICATE
 # Numbers of `make test`; those of `make test-soak` are larger.
 REJECTED = int(os.environ.get("SOAK_REJECTED", "3000"))
-CONTRIBUTIONS = int(os.environ.get("SOAK_CONTRIBUTIONS", "1500"))
+CONTRIBUTIONS = int(os.environ.get("SOAK_CONTRIBUTIONS", "3000"))
 CELLS = 64
 
 

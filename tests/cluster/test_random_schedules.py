@@ -23,6 +23,7 @@ from paramserver.core.versions.events import (
 from paramserver.core.versions.names import AsyncName, Name
 from paramserver.core.work.leases import SliceLeases
 from tests.support.cluster.imagined import Tally
+from tests.support.marks import long_but
 from tests.support.schedules.schedules import Schedule
 
 SCHEDULES, CASES = 100_000, 25
@@ -38,9 +39,7 @@ def play(seeds: range, trusting: bool = False) -> Tally:
     return total
 
 
-@pytest.mark.parametrize(
-    "case", [*range(SHORT), *(pytest.param(case, marks=pytest.mark.long) for case in range(SHORT, CASES))]
-)
+@pytest.mark.parametrize("case", long_but(range(SHORT), range(CASES)))
 def test_every_rule_holds_in_random_schedules(case: int) -> None:
     """D01, D02, D03, D13, D16: bound, own writes, freshness, all counted once, nobody stuck; 4000 schedules a case."""
     total = play(range(case, SCHEDULES, CASES))
@@ -81,11 +80,12 @@ def test_unbounded_never_holds_anybody_back() -> None:
     assert spread > 3
 
 
+@pytest.mark.parametrize("first", long_but([0], [0, 1500]))
 @pytest.mark.parametrize("faults", [pytest.param(False, marks=pytest.mark.long), True])
-def test_staleness_zero_is_the_schedule_of_the_barrier(faults: bool) -> None:
+def test_staleness_zero_is_the_schedule_of_the_barrier(faults: bool, first: int) -> None:
     """D04: nobody starts clock c + 1 before clock c of everybody at work is in, by nothing but the log of the run."""
     compared = 0
-    for seed in range(1500):
+    for seed in range(first, first + 1500):
         schedule = Schedule(seed, staleness=0, faults=faults)
         schedule.run()
         compared += compare_with_barrier(schedule.log, schedule.replay)

@@ -9,6 +9,7 @@ import pytest
 
 from paramserver.core.versions.consistency import History
 from paramserver.core.versions.reduction import Node, Reducer
+from tests.support.marks import long_but
 from tests.support.schedules.steps import Steps
 
 SCHEDULES, CASES = 8000, 8
@@ -21,12 +22,12 @@ def play(seeds: range, impatient: bool = False) -> Counter[str]:
     return total
 
 
-@pytest.mark.parametrize("case", [0, *(pytest.param(case, marks=pytest.mark.long) for case in range(1, CASES))])
+@pytest.mark.parametrize("case", long_but([0], range(CASES)))
 def test_every_version_is_the_one_sum_of_its_slices(case: int) -> None:
     """Members come, go and come too late; nodes of all sizes arrive late, twice, and long after their step."""
     total = play(range(case, SCHEDULES, CASES))
     least = {
-        "accepted": 15000,
+        "accepted": 15_000,
         "duplicate": 3000,
         "repeated": 3000,
         "larger nodes": 1500,
