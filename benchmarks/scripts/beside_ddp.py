@@ -86,6 +86,7 @@ def ours(args: argparse.Namespace, training: Training) -> None:
                     ctx.clip_grad_norm(training.clip_norm)
                 optimizer.step()
                 optimizer.zero_grad()
+        finish(ctx.device)
         clock.at(ctx.version)
         if ctx.rank == 0:
             write(args, training, clock, model, samples)
@@ -98,7 +99,10 @@ def ddp(args: argparse.Namespace, training: Training) -> None:
     clock = Clock(args.skip)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    bare = training.network()
+    # As for our workers: ranks share the GPUs there are.
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", rank % gpus) if gpus else torch.device("cpu")
+    bare = training.network().to(device)
     model = DistributedDataParallel(bare, gradient_as_bucket_view=True, broadcast_buffers=False)
     run: Any = torch.compile(model) if training.compiled else model
     optimizer = training.optimizer(model, True)
@@ -110,21 +114,30 @@ def ddp(args: argparse.Namespace, training: Training) -> None:
         clock.at(number // training.accumulate)
         due = (number + 1) % training.accumulate == 0
         with nullcontext() if due else model.no_sync():
-            training.part(run, x, y).backward()  # type: ignore[no-untyped-call]
+            training.part(run, x.to(device), y.to(device)).backward()  # type: ignore[no-untyped-call]
         if due:
             if training.clip_norm:
                 nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
+    finish(device)
     clock.at(args.steps)
     if rank == 0:
         write(args, training, clock, bare, samples)
     dist.destroy_process_group()
 
 
+def finish(device: torch.device) -> None:
+    """Return when the device has done all its work: a GPU works on after the calls have returned."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def write(args: argparse.Namespace, training: Training, clock: Clock, model: nn.Module, samples: Any) -> None:
     """With the loss on the first samples; the model is in training mode, so buffers do not count."""
-    x, y = (torch.stack(parts) for parts in zip(*(samples[i] for i in range(training.judged)), strict=True))
+    device = next(model.parameters()).device
+    first = zip(*(samples[i] for i in range(training.judged)), strict=True)
+    x, y = (torch.stack(parts).to(device) for parts in first)
     with torch.no_grad():
         loss = training.loss(model, x, y).item()
     args.out.write_text(json.dumps({"step_s": clock.seconds(), "loss": loss}))
