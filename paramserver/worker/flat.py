@@ -159,6 +159,16 @@ def put(place: torch.Tensor, gradient: torch.Tensor, samples: int, unscale: floa
     place.mul_(samples)
 
 
+def put_all(places: list[torch.Tensor], gradients: list[torch.Tensor], samples: int, unscale: float = 1.0) -> None:
+    """`put` for many at once: to begin an operation on a device takes longer than most operations on it."""
+    if not places:
+        return
+    torch._foreach_copy_(places, gradients)
+    if unscale != 1.0:
+        torch._foreach_mul_(places, unscale)
+    torch._foreach_mul_(places, samples)
+
+
 def no_space() -> FlatSpace | None:
     """Stands for an inbox where servers can read no memory of this worker."""
     return None

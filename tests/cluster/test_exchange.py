@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +14,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.worker.links import exchange
 from tests.support.cluster.harness import Cluster, Outcome, train
 from tests.support.cluster.programs import Program, dataset
+from tests.support.contract.movers import LateMover
 
 # Two workers, three steps an epoch.
 SCRIPT = Program(dataset(48), 8)
@@ -44,19 +46,41 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return calls
 
 
+@pytest.fixture(params=[False, True], ids=["in main memory", "on a device"])
+def movers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LateMover]]:
+    """The copies of a device that each worker has, if any."""
+    made: list[LateMover] = []
+
+    def imagined(_: object) -> LateMover:
+        made.append(LateMover())
+        return made[-1]
+
+    if request.param:
+        monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
+    yield made
+    assert [mover.mistakes for mover in made] == [[] for _ in made]
+    assert all(mover.fetched >= SLICES // 2 for mover in made)
+
+
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_step_is_one_call(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_one_call(servers: int, movers: list[LateMover], monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = train(SCRIPT, workers=2, settings=SETTINGS).digests
+    movers.clear()
     monkeypatch.setattr(exchange, "MOST_S", 20.0)
     monkeypatch.setattr("paramserver.core.work.speed.Speed.patience_s", lambda _: 20.0)
     calls = counted(monkeypatch)
     outcome = on_one_host(servers)
     assert calls == {"exchange": SLICES * servers, "push": SLICES * servers}
-    assert outcome.digests == train(SCRIPT, workers=2, settings=SETTINGS).digests
+    assert outcome.digests == wanted
 
 
 @pytest.mark.parametrize("what", ["late", "refused", "lost"])
-def test_what_does_not_come_about_is_done_as_elsewhere(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_come_about_is_done_as_elsewhere(
+    what: str, movers: list[LateMover], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next version is not there in time; the server refuses the call; it has counted the push, but says nothing."""
+    wanted = train(SCRIPT, workers=2, settings=SETTINGS).digests
+    movers.clear()
     broken = 0
     once = Pulls.exchange
 
@@ -75,5 +99,5 @@ def test_what_does_not_come_about_is_done_as_elsewhere(what: str, monkeypatch: p
     monkeypatch.setattr(Pulls, "exchange", exchanged)
     if what == "late":
         monkeypatch.setattr(exchange, "MOST_S", 0.0)
-    assert on_one_host().digests == train(SCRIPT, workers=2, settings=SETTINGS).digests
+    assert on_one_host().digests == wanted
     assert broken >= SLICES / 2

@@ -18,7 +18,7 @@ from paramserver.core.versions.advances import Advances
 from paramserver.core.versions.names import Name, SyncName
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.worker.device import Ticket
-from paramserver.worker.flat import PartialSum
+from paramserver.worker.flat import PartialSum, PartialSumPool
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.contribution import Outcomes, PushFacts
 from paramserver.worker.gradients.foresight import Foresight
@@ -128,25 +128,38 @@ class Sender:
 
         True: the version is installed. False: the contribution is counted. None: the contribution has to be pushed.
         """
-        member = self._member
-        lossy = self._places.staging is not None or self.outgoing.lossy
-        if lossy or member.rolled_back() or not member.session.goes_on:
+        member, links = self._member, self._shards.links
+        if self.outgoing.lossy or member.rolled_back() or not member.session.goes_on or not exchanges.possible(links):
             return None
         wait_s = min(patience_s, exchanges.MOST_S)
-        links = self._shards.links
         channels = list(links.channels)
         with member.waiting():
-            leaving = Leaving(links.plan, self._facts(name, partial, groups, 0, {}), partial.space.read)
+            pool, sent = self._in_main_memory(partial)
+            leaving = Leaving(links.plan, self._facts(name, sent, groups, 0, {}), sent.space.read)
             leaving.seal()
             found = exchanges.exchange(links, leaving, name.step + 1, wait_s)
         if found is False:
+            if sent is not partial:
+                pool.give(sent)
             return None
-        self._places.pool.lend(partial, name.step, lambda: True)
+        pool.lend(sent, name.step, lambda: True)
+        if sent is not partial:
+            self._places.pool.give(partial)
         if found is True:
             member.submit(links.pushes.exchanged(leaving, channels))
             return False
         self._weights.install(found)
         return True
+
+    def _in_main_memory(self, partial: PartialSum) -> tuple[PartialSumPool, PartialSum]:
+        """A partial sum, or a device's whole copy of it in main memory, and the pool that this memory belongs to."""
+        staging = self._places.staging
+        if staging is None:
+            return self._places.pool, partial
+        self._weights.end_copy()
+        copy, ticket = staging.fetch(partial)
+        ticket.wait()
+        return staging.pool, copy
 
     def discard(self, partial: PartialSum) -> None:
         """This partial sum is not contributed."""

@@ -27,6 +27,11 @@ MOST_S = 0.25
 _GRACE_S = 0.1
 
 
+def possible(links: ShardLinks) -> bool:
+    """Whether the thread that trains can ask all servers, as far as is known before it has a contribution."""
+    return links.pulls.rounding is None and links.near.ways() is not None
+
+
 def exchange(links: ShardLinks, leaving: Leaving, version: int, wait_s: float) -> list[Pulled] | bool:
     """Push a sealed contribution to all shards and pull ``version`` from them, which must come within ``wait_s``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from paramserver.tensors.finite import are_finite, is_finite
 from paramserver.tensors.hypers import groups_to_proto, optimizer_to_proto
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
-from paramserver.worker.flat import FlatSpace, PartialSum, put
+from paramserver.worker.flat import FlatSpace, PartialSum, put, put_all
 from paramserver.worker.gradients.backward import Backward
 from paramserver.worker.gradients.leftover import Leftover
 from paramserver.worker.later.groups import Groups
@@ -264,9 +265,9 @@ class ModelBinding:
             found = (self.specs[buffer.index].name for buffer, was, now in marks if was != now)
             self.written_buffer = next(found, "")
         with torch.no_grad():
-            for buffer in self._buffers:
-                tensor = buffer.tensor
-                tensor.copy_(self._start(buffer, tensor))
+            if tensors := [buffer.tensor for buffer in self._buffers]:
+                starts = [self._start(buffer, tensor) for buffer, tensor in zip(self._buffers, tensors, strict=True)]
+                torch._foreach_copy_(tensors, starts)
         self._buffer_marks = self._marks()
 
     def _marks(self) -> list[tuple[int, int]]:
@@ -291,6 +292,8 @@ class ModelBinding:
         that this step is about, by index; others count as if they had no gradient.
         """
         partial.samples = samples
+        places: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
         with torch.no_grad():
             for index in self._trained if only is None else only:
                 gradient = self.parameters[index].grad
@@ -301,8 +304,13 @@ class ModelBinding:
                         f"the gradient of {self.specs[index].name!r} is sparse, "
                         "which servers do not take: use sparse=False"
                     )
-                put(partial.space.view(index), gradient, samples, unscale)
                 partial.used.add(index)
+                if self.device.type == "cpu":
+                    put(partial.space.view(index), gradient, samples, unscale)
+                else:
+                    places.append(partial.space.view(index))
+                    gradients.append(gradient)
+            put_all(places, gradients, samples, unscale)
         self.gather_buffers(partial, samples)
 
     def gather_buffers(self, partial: PartialSum, samples: int) -> None:
@@ -344,27 +352,32 @@ class ModelBinding:
             torch.sub(tensor.to(place.dtype), start.to(place.dtype), out=place).mul_(samples)
             partial.used.add(buffer.index)
             return
-        if bool(self._write_change(buffer, place, samples)):
-            partial.space.written.add(buffer.index)
-        else:
-            partial.used.add(buffer.index)
+        change = _change(tensor.to(place.dtype), start.to(place.dtype))
+        torch.mul(change, samples, out=place)
+        (partial.used if _has_changed([change]).item() else partial.space.written).add(buffer.index)
 
     def _gather_buffers(self, partial: PartialSum, samples: int) -> None:
-        """Write all buffers of a device, and ask the device once which of them have changed."""
-        same = [self._write_change(buffer, partial.space.view(buffer.index), samples) for buffer in self._buffers]
-        for buffer, unchanged in zip(self._buffers, torch.stack(same).tolist(), strict=True):
-            (partial.space.written if unchanged else partial.used).add(buffer.index)
+        """Write all buffers of a device, and ask the device once which of them have changed.
 
-    def _write_change(self, buffer: _Buffer, place: torch.Tensor, samples: int) -> torch.Tensor:
-        """Write samples × change into a buffer's place; whether there is none, on the device."""
-        tensor, start = self._now_and_start(buffer)
-        same = tensor == start
-        if tensor.is_floating_point():
-            same |= tensor.isnan() & start.isnan()
-        change = tensor.to(place.dtype) - start.to(place.dtype)
-        place.copy_(torch.where(same, torch.zeros_like(change), change))
-        place.mul_(samples)
-        return same.all()
+        A device takes an operation on all numbers in the time of an operation on one buffer.
+        """
+        buffers: dict[torch.dtype, list[_Buffer]] = {}
+        for buffer in self._buffers:
+            if self.specs[buffer.index].elements:
+                buffers.setdefault(partial.space.view(buffer.index).dtype, []).append(buffer)
+        changed = []
+        for dtype, alike in buffers.items():
+            places = [partial.space.view(buffer.index) for buffer in alike]
+            both = zip(*map(self._now_and_start, alike), strict=True)
+            now, start = (torch.cat([one.reshape(-1).to(dtype) for one in ones]) for ones in both)
+            changes = list(torch.split(_change(now, start), [place.numel() for place in places]))
+            changed.append(_has_changed(changes))
+            torch._foreach_copy_(places, [one.view_as(place) for one, place in zip(changes, places, strict=True)])
+            torch._foreach_mul_(places, samples)
+        if changed:
+            found = torch.cat(changed).tolist()
+            for buffer, used in zip((one for alike in buffers.values() for one in alike), found, strict=True):
+                (partial.used if used else partial.space.written).add(buffer.index)
 
     def clip(self, partial: PartialSum, limit: float) -> None:
         """Scale down gradients (not buffers) if the norm of their mean over the partial sum's samples exceeds limit."""
@@ -386,6 +399,17 @@ class ModelBinding:
             if not is_finite(partial.space.view(index)):
                 return self.specs[index].name
         return None
+
+
+def _change(now: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """The change of each number; zero for infinities and NaNs that stay."""
+    same = (now == start) | (now.isnan() & start.isnan())
+    return (now - start).masked_fill_(same, 0)
+
+
+def _has_changed(changes: list[torch.Tensor]) -> torch.Tensor:
+    """Which of these have a number other than zero, on their device. None of them is empty."""
+    return torch.stack(torch._foreach_norm(changes, math.inf)) != 0
 
 
 def _dtype_name(tensor: torch.Tensor, name: str) -> str:
