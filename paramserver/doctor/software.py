@@ -16,6 +16,8 @@ from pathlib import Path
 from paramserver.doctor.finding import Finding, Level, clean, listing
 
 MIN_PYTHON = (3, 11)
+# They start no threads at the exit of a script, when a worker leaves its job (CPython gh-113964).
+UNFIT_PYTHON = ((3, 12, 0), (3, 12, 1))
 IMPORT_TIMEOUT_S = 120.0
 SLOW_IMPORT_S = 15.0
 NVIDIA_SMI_TIMEOUT_S = 10.0
@@ -109,6 +111,8 @@ def check_python(running: tuple[int, int, int], implementation: str = "CPython")
     if running[:2] < MIN_PYTHON:
         least = ".".join(map(str, MIN_PYTHON))
         return Finding("python", Level.FAIL, text, f"make an environment with Python {least} or later")
+    if running in UNFIT_PYTHON:
+        return Finding("python", Level.FAIL, text, "make an environment with another Python: 3.11, or 3.12.2 or later")
     if implementation != "CPython":
         return Finding("python", Level.WARN, text, "use CPython: the tests run with CPython only")
     return Finding("python", Level.OK, text)

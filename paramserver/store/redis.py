@@ -162,6 +162,13 @@ class _OnceConnection(AbstractConnection):
         async with asyncio.timeout(CALL_S):
             return await super().read_response(*arguments, **options)
 
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        try:
+            await super().send_packed_command(command, check_health)
+        except (AttributeError, TypeError) as error:
+            # CPython 3.12 and 3.13 stumble so if the server has closed the connection (gh-136234).
+            raise RedisConnectionError("the server has closed the connection") from error
+
     async def connect(self) -> None:
         try:
             await super().connect()  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -272,6 +272,27 @@ def test_a_black_hole(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> N
         proxy.resume()
         await store.ping()
 
+    run(server, test)
+
+
+def test_a_connection_that_is_gone_is_made_anew(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Python does not say so: 3.12 and 3.13 raise these errors instead (gh-136234)."""
+    errors_to_come: list[Exception] = []
+    write = asyncio.StreamWriter.writelines
+
+    def writelines(self: asyncio.StreamWriter, data: Iterable[bytes]) -> None:
+        if errors_to_come:
+            raise errors_to_come.pop()
+        write(self, data)
+
+    async def test(store: Store, _: Proxy) -> None:
+        await store.save("k", b"x", 0)
+        for error in (AttributeError("'NoneType' object has no attribute '_add_writer'"), TypeError("no descriptor")):
+            errors_to_come.append(error)
+            assert await store.load("k") == Entry(b"x", 1)
+            assert not errors_to_come
+
+    monkeypatch.setattr(asyncio.StreamWriter, "writelines", writelines)
     run(server, test)
 
 

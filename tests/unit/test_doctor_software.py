@@ -53,6 +53,9 @@ def test_python() -> None:
     old = check_python((3, 10, 12))
     assert (old.level, old.value) == (Level.FAIL, "CPython 3.10.12")
     assert "Python 3.11 or later" in old.remedy
+    unfit = check_python((3, 12, 1))
+    assert (unfit.level, "3.12.2 or later" in unfit.remedy) == (Level.FAIL, True)
+    assert check_python((3, 12, 2)).level is Level.OK
     other = check_python((3, 11, 0), "PyPy")
     assert (other.level, "CPython" in other.remedy) == (Level.WARN, True)
 

@@ -246,6 +246,20 @@ async def eventually(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+# What Python 3.13 wants to see in the certificate of an authority.
+_SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 class Authority:
     """Signs certificates for servers. Its own is in the file ``certificate``."""
 
@@ -256,6 +270,7 @@ class Authority:
         signed = self._builder(self._name, self._key.public_key()).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
+        signed = signed.add_extension(_SIGNS, critical=True)
         self.certificate = directory / "ca.crt"
         self.certificate.write_bytes(_pem(signed.sign(self._key, hashes.SHA256())))
 
@@ -289,6 +304,8 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(minutes=5))
             .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
 
 
