@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ALIGNMENT = 64
+# The largest frame: a chunk of the largest size, with its header. Every transport takes frames and headers up to these.
+MAX_FRAME_BYTES = 12 << 20
+MAX_HEADER_BYTES = 1 << 20
 HEADER, DATA, PADDING = 0x0A, 0x12, 0x7A  # number << 3 | 2
 
 

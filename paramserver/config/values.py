@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 MAX_PROCESSES = 4096
-MAX_CHUNK_BYTES = 4 << 20
+MAX_CHUNK_BYTES = 8 << 20
 CHUNK_ALIGNMENT_BYTES = 64
 MIN_TOKEN_CHARS = 16
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from paramserver.errors import ProtocolError
-from paramserver.frames import DATA, HEADER, AnyFrame, Frame
+from paramserver.frames import DATA, HEADER, MAX_FRAME_BYTES, MAX_HEADER_BYTES, AnyFrame, Frame
 from paramserver.v1 import shard_pb2 as shard
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Ref = shard.ChunkRef | shard.StateRef
 First = shard.PushHeader | shard.InitializeHeader | shard.PullHeader | shard.ForwardHeader | shard.CatchUpHeader
 
-MAX_FRAME_BYTES = 8 * 2**20
-MAX_HEADER_BYTES = 2**20
 MAX_REFS = 4096
 # No message has more around the header and the data of its frame: tags, lengths and padding.
 _MOST_AROUND = 80

@@ -13,7 +13,8 @@ import torch
 
 from paramserver import errors
 from paramserver.core.versions.events import AtLeast, Exactly, Want
-from paramserver.tensors.codec import MAX_FRAME_BYTES, split_frame
+from paramserver.frames import MAX_FRAME_BYTES
+from paramserver.tensors.codec import split_frame
 from paramserver.transport.base import MAX_MESSAGE_BYTES
 from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import pack_mask, put_want

@@ -11,10 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paramserver import config
+from paramserver.core.layout.plan import MAX_CHUNK_BYTES
 from paramserver.errors import ProtocolError
-from paramserver.frames import ALIGNMENT
+from paramserver.frames import ALIGNMENT, MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from paramserver.tensors import codec
-from paramserver.tensors.codec import chunk_frames, decode_frame, split_frame
+from paramserver.tensors.codec import chunk_frames, decode_frame, frame_of, split_frame
+from paramserver.transport.base import MAX_MESSAGE_BYTES
+from paramserver.transport.bulk.records import LIMITS, Kind
 from paramserver.v1 import shard_pb2 as shard
 from paramserver.v1 import types_pb2 as types
 from tests.support.frames import encode_frame
@@ -222,17 +226,26 @@ def test_claimed_lengths_allocate_nothing() -> None:
 
 def test_sizes_are_limited() -> None:
     with pytest.raises(ProtocolError, match="over the limit"):
-        decode_frame(bytes(codec.MAX_FRAME_BYTES + 1))
-    header = shard.FrameHeader(push=shard.PushHeader(used=bytes(codec.MAX_HEADER_BYTES)))
+        decode_frame(bytes(MAX_FRAME_BYTES + 1))
+    header = shard.FrameHeader(push=shard.PushHeader(used=bytes(MAX_HEADER_BYTES)))
     with pytest.raises(ProtocolError, match=r"header of .* over the limit"):
         decode_frame(shard.Frame(header=header).SerializeToString())
     with pytest.raises(ValueError, match=r"header of .* over the limit"):
         encode_frame(header, [])
     with pytest.raises(ValueError, match="use smaller chunks"):
-        encode_frame(shard.FrameHeader(), [bytes(codec.MAX_FRAME_BYTES)])
-    largest = encode_frame(shard.FrameHeader(), [bytes(codec.MAX_FRAME_BYTES - ALIGNMENT)])
-    assert len(largest) == codec.MAX_FRAME_BYTES
-    assert len(decode_frame(largest)[1]) == codec.MAX_FRAME_BYTES - ALIGNMENT
+        encode_frame(shard.FrameHeader(), [bytes(MAX_FRAME_BYTES)])
+    largest = encode_frame(shard.FrameHeader(), [bytes(MAX_FRAME_BYTES - ALIGNMENT)])
+    assert len(largest) == MAX_FRAME_BYTES
+    assert len(decode_frame(largest)[1]) == MAX_FRAME_BYTES - ALIGNMENT
+
+
+def test_the_largest_chunk_fits_into_a_frame_of_every_transport() -> None:
+    chunk, header = bytes(MAX_CHUNK_BYTES), bytes(MAX_HEADER_BYTES - 16)
+    frame = frame_of(shard.FrameHeader(push=shard.PushHeader(used=header)), [chunk])
+    assert len(frame.header) <= LIMITS[Kind.FRAME].header
+    assert frame.data_bytes <= LIMITS[Kind.FRAME].data
+    assert len(frame.message()) <= MAX_FRAME_BYTES < MAX_MESSAGE_BYTES
+    assert config.MAX_CHUNK_BYTES == MAX_CHUNK_BYTES
 
 
 def check_like_protobuf(raw: bytes) -> bool:

@@ -66,6 +66,18 @@ def test_servers_read_what_the_node_holds_then(push: str, layout: Layout) -> Non
     assert not partial.space.view(WEIGHT).equal(before.space.view(WEIGHT))
 
 
+@pytest.mark.parametrize("ratio", [0.4, 0.7, 1.0])
+def test_what_would_become_larger_is_sent_as_it_is(ratio: float, layout: Layout) -> None:
+    """Top-k of more than half of the numbers: servers read the same numbers, in fewer bytes."""
+    outgoing, partial = Outgoing(Wire("topk", ratio)), contribution(layout, 1, WEIGHT, BIAS)
+    before = contribution(layout, 1, WEIGHT, BIAS)
+    encoded = outgoing.encode(0, partial, partial.space, flush=False)
+    assert set(encoded) == ({0, 1} if ratio < 0.5 else set())
+    weights, all_weights = partial.space.view(WEIGHT), before.space.view(WEIGHT)
+    assert bool((weights == 0).any()) == (ratio < 1.0)
+    assert weights[weights != 0].equal(all_weights[weights != 0])
+
+
 @pytest.mark.parametrize("push", ["int8", "topk"])
 def test_nothing_gets_lost(push: str, layout: Layout) -> None:
     """What has been sent until a flush adds up to what the gradients were."""

@@ -244,7 +244,8 @@ def test_chunks_for_links() -> None:
     """√(M B α / 2), rounded down to a power of two."""
     assert link_chunk_bytes(24_000_000, 100.0) == 256 * KIB
     assert link_chunk_bytes(100_000_000, 1000.0) == MIB
-    assert link_chunk_bytes(400_000_000, 10_000.0) == 4 * MIB
+    assert link_chunk_bytes(200_000_000, 10_000.0) == 4 * MIB
+    assert link_chunk_bytes(400_000_000, 10_000.0) == link_chunk_bytes(10**12, 10_000.0) == 8 * MIB
     assert link_chunk_bytes(0, 1000.0) == link_chunk_bytes(1000, 1.0) == 64 * KIB
 
 
@@ -252,7 +253,8 @@ def test_default_chunk_bytes() -> None:
     assert [default_chunk_bytes(n) for n in (0, 1, 100, 8 * MIB, 8 * MIB + 1)] == [256 * KIB] * 4 + [512 * KIB]
     assert default_chunk_bytes(32 * MIB) == MIB
     assert default_chunk_bytes(32 * MIB + 1) == 2 * MIB
-    assert [default_chunk_bytes(n) for n in (128 * MIB, 10**12)] == [4 * MIB] * 2
+    assert default_chunk_bytes(128 * MIB) == 4 * MIB
+    assert [default_chunk_bytes(n) for n in (256 * MIB, 10**12)] == [8 * MIB] * 2
 
 
 # ---- dtypes
@@ -488,7 +490,7 @@ def test_shares_that_cannot_be(shares: list[int]) -> None:
 
 
 def test_what_is_too_large_is_refused_by_arithmetic() -> None:
-    with pytest.raises(ValueError, match=r"1099511627776 bytes makes 262144 chunks .* 100000 is the most"):
+    with pytest.raises(ValueError, match=r"1099511627776 bytes makes 131072 chunks .* 100000 is the most"):
         make_layout([TensorSpec("w", (1 << 38,), "float32")])
     with pytest.raises(ValueError, match="chunk_bytes higher"):
         make_layout([TensorSpec("w", (1 << 24,), "float32")], chunk_bytes=64)

@@ -192,8 +192,8 @@ def test_arithmetic_takes_its_time() -> None:
     outcome, _ = run(workers=4, costs=costs, steps=10)
     assert 1 / outcome.steps_per_s == pytest.approx(1.0 + 0.4 + 0.05)
     assert outcome.step_parts[Part.ARITHMETIC] == pytest.approx(0.45)
-    halved, _ = run(workers=4, costs=costs, steps=10, params=2_097_152, servers=2)
-    assert halved.step_parts[Part.ARITHMETIC] == pytest.approx(0.45 * 1.048576)
+    halved, _ = run(workers=4, costs=costs, steps=10, params=4_194_304, servers=2)
+    assert halved.step_parts[Part.ARITHMETIC] == pytest.approx(0.45 * 2.097152)
 
 
 def test_calls_queue_at_a_server() -> None:

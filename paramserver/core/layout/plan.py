@@ -19,7 +19,7 @@ from math import prod
 # Bytes. Tensors and chunks begin at multiples of it, so that vector instructions treat them as tensors of their own.
 ALIGNMENT = 64
 MIN_CHUNK_BYTES = 64 * 1024
-MAX_CHUNK_BYTES = 4 * 1024 * 1024
+MAX_CHUNK_BYTES = 8 * 1024 * 1024
 # A layout of more chunks costs more than can come of it: each is an object here, and a call on the network.
 MAX_CHUNKS = 100_000
 MAX_SHARDS = 4096
@@ -210,7 +210,7 @@ _CALL_S = 500e-6
 
 
 def default_chunk_bytes(total_bytes: int) -> int:
-    """A power of two from 256 KiB to 4 MiB; in between it makes 16 to 32 chunks of ``total_bytes``.
+    """A power of two from 256 KiB to 8 MiB; in between it makes 16 to 32 chunks of ``total_bytes``.
 
     Smaller ones cost a server more in calls than in arithmetic.
     """
@@ -243,7 +243,7 @@ def make_layout(
     """Lay the tensors out and cut the layout into chunks of ``chunk_bytes`` (0: chosen).
 
     The choice depends on the size of tensors that are not frozen. Frozen tensors travel once and not in every step, so
-    a large frozen model gets larger chunks, up to 4 MiB.
+    a large frozen model gets larger chunks, up to 8 MiB.
     ``whole``: whether tensors of a parameter group are updated whole. Then a chunk ends early before a parameter that
     does not fit, and a parameter that is larger than ``chunk_bytes`` has chunks of its own, which are updated together.
     Raises ValueError if ``chunk_bytes`` or the model cannot be used, and then names the tensor.

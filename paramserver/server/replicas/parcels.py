@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import structlog
 
 from paramserver import errors
-from paramserver.core.layout.plan import Chunk
+from paramserver.core.layout.plan import MAX_CHUNK_BYTES, Chunk
 from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.state import StateEntry
 from paramserver.server.replicas.outbox import Loan
@@ -28,7 +28,7 @@ log = structlog.get_logger("paramserver.server")
 # How long an attempt may take, and how much longer for each byte, which is the time on a link of 1 Mb/s.
 _ATTEMPT_S, _BYTE_S = 10.0, 8e-6
 # A longer piece of optimizer state is sent in parts. Only that of a whole tensor is longer.
-_PART_BYTES = 4 << 20
+_PART_BYTES = MAX_CHUNK_BYTES
 
 
 class Parcel(Protocol):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paramserver import errors
-from paramserver.frames import AnyFrame, Frame
+from paramserver.frames import MAX_FRAME_BYTES, MAX_HEADER_BYTES, AnyFrame, Frame
 
 _HEAD = struct.Struct("!2sBBIQ")
 _MAGIC, _VERSION = b"PS", 1
@@ -48,7 +48,7 @@ _MESSAGE = 16 * 2**20
 LIMITS = {
     Kind.HELLO: Limits(64, 0),
     Kind.CALL: Limits(64, _MESSAGE),
-    Kind.FRAME: Limits(2**20, 8 * 2**20),
+    Kind.FRAME: Limits(MAX_HEADER_BYTES, MAX_FRAME_BYTES),
     Kind.MESSAGE: Limits(0, _MESSAGE),
     Kind.END: Limits(0, 0),
     Kind.REPLY: Limits(0, _MESSAGE),

@@ -85,7 +85,7 @@ class Outgoing:
     def encode(self, position: int, partial: PartialSum, space: FlatSpace, flush: bool) -> dict[int, Encoded]:
         """Compress the used chunks of ``partial``, which lies in ``space`` in main memory; returns payloads by chunk.
 
-        Chunks without a payload are sent as they are. With ``flush`` all chunks are, the residual is added and nothing
+        Chunks without a payload are sent as they are: their numbers are those that servers would read. With ``flush`` all chunks are, the residual is added and nothing
         is kept; tensors of the residual count as used then. Raises NonFiniteError, and the errors of a hook.
         """
         if not partial.used:
@@ -113,7 +113,7 @@ class Outgoing:
                     made = residual.encode(self.compressor, partial, chunk, values)
                 else:
                     made = Encoded(self.compressor.encoding, self.compressor.encode(values, values))
-            if made is not None:
+            if made is not None and made.payload.numel() <= chunk.nbytes:  # top-k of more than half is larger
                 encoded[chunk.index] = made
         return encoded
 
