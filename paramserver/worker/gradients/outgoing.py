@@ -85,8 +85,9 @@ class Outgoing:
     def encode(self, position: int, partial: PartialSum, space: FlatSpace, flush: bool) -> dict[int, Encoded]:
         """Compress the used chunks of ``partial``, which lies in ``space`` in main memory; returns payloads by chunk.
 
-        Chunks without a payload are sent as they are: their numbers are those that servers would read. With ``flush`` all chunks are, the residual is added and nothing
-        is kept; tensors of the residual count as used then. Raises NonFiniteError, and the errors of a hook.
+        Chunks without a payload are sent as they are: their numbers are those that servers would read. With ``flush``
+        all chunks are, the residual is added and nothing is kept; tensors of the residual count as used then. Raises
+        NonFiniteError, and the errors of a hook.
         """
         if not partial.used:
             if flush:  # the contribution counts for nothing, and so does what belongs into it
