@@ -116,7 +116,8 @@ class CudaMover(Mover):
         with torch.cuda.stream(stream):
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source, non_blocking=True)
-            event = stream.record_event()
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits takes no core
+            event.record(stream)
         return _Event(event, [*sources, *targets])
 
     def zeros(self, elements: int, dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -95,6 +95,10 @@ class FlatSpace:
             self.layout, torch.device("cpu"), tuple(kinds), lambda segment: self._segments[segment.index].cpu()
         )
 
+    def held_chunks(self) -> list[int]:
+        """The numbers of the chunks whose segments are allocated."""
+        return [chunk.index for chunk in self.layout.chunks if chunk.segment in self._segments]
+
     def chunk(self, index: int) -> torch.Tensor:
         """A chunk, flat, without a copy."""
         where = self.layout.chunks[index]
@@ -135,9 +139,13 @@ class PartialSum:
 
     def settle(self) -> None:
         """All used tensors have been written: the places of other tensors hold zeros from now on."""
-        for index in self.space.written - self.used:
+        self.clear_but(self.used)
+
+    def clear_but(self, used: Set[int]) -> None:
+        """These tensors will have been written: the places of other tensors hold zeros from now on."""
+        for index in self.space.written - used:
             self.space.view(index).zero_()
-        self.space.written = set(self.used)
+        self.space.written = set(used)
 
     def absorb(self, right: PartialSum) -> None:
         """Become the sum of this partial sum and its right neighbour in the reduction tree, both of them settled."""

@@ -19,14 +19,25 @@ from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import train, train_without
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, model_of, network, optimizer_of
 from tests.support.cluster.small_job import Death
+from tests.support.contract.movers import LateMover
 
 
-@pytest.fixture(autouse=True)
-def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """See `counted`. Every test has contributions that leave early."""
+@pytest.fixture(autouse=True, params=[False, True], ids=["in main memory", "on a device"])
+def count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """See `counted`. Every test has contributions that leave early, also from an imagined device that is late."""
     found = counted(monkeypatch)
+    movers: list[LateMover] = []
+
+    def imagined(_: object) -> LateMover:
+        movers.append(LateMover())
+        return movers[-1]
+
+    if request.param:
+        monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
     yield found
     assert found["begun"] > 0
+    assert [mover.mistakes for mover in movers] == [[] for _ in movers]
+    assert bool(movers) == request.param
 
 
 # The digests of the same training without anything of this.

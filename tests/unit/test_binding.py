@@ -10,6 +10,7 @@ from torch import nn
 
 from paramserver.wire.messages import plan_of
 from paramserver.worker.flat import FlatSpace, PartialSum, put, put_all
+from paramserver.worker.gradients.backward import _all_same
 from paramserver.worker.script.binding import ModelBinding
 
 
@@ -78,3 +79,21 @@ def test_buffers_of_every_type_are_gathered_on_a_device() -> None:
     assert together.used == single.used
     for index in single.used:
         assert torch.equal(together.space.view(index), single.space.view(index))
+
+
+@pytest.mark.parametrize("change", ["none", "a bit", "a NaN", "a sign of zero"])
+def test_gradients_on_a_device_are_compared_at_once(change: str) -> None:
+    numbers = torch.Generator().manual_seed(1)
+    kinds = [(torch.float32, (3, 5)), (torch.float16, (7,)), (torch.float64, (2,)), (torch.float32, (0,))]
+    gradients = [torch.randn(shape, generator=numbers).to(dtype) for dtype, shape in kinds]
+    gradients[2][1] = 0.0
+    places = [torch.empty(g.shape, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+    put_all(places, gradients, 4)
+    if change == "a bit":
+        gradients[0].view(torch.int32)[2, 4] ^= 1
+    elif change == "a NaN":
+        gradients[1][0] = places[1][0] = math.nan
+    elif change == "a sign of zero":
+        gradients[2][1] = -0.0
+    assert _all_same(list(zip(places, gradients, strict=True)), 4) == (change in ("none", "a sign of zero"))
+    assert _all_same([], 3)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from paramserver.worker.flat import PartialSum, put
+from paramserver.worker.flat import PartialSum, put, put_all
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,21 +62,22 @@ class Backward:
         self._leaving = None
         if partial is None or self._again:
             return False
+        gradients = {index: parameter.grad for index, parameter in self._parameters.items()}
+        if any((gradient is None) == (index in partial.used) for index, gradient in gradients.items()):
+            return False
+        pairs = [(partial.space.view(i), gradient) for i, gradient in gradients.items() if gradient is not None]
         with torch.no_grad():
-            for index, parameter in self._parameters.items():
-                gradient = parameter.grad
-                if (gradient is None) == (index in partial.used):
-                    return False
-                if gradient is not None and not _same(partial.space.view(index), gradient, partial.samples):
-                    return False
-        return True
+            if partial.space.device.type == "cpu":
+                return all(_same(place, gradient, partial.samples) for place, gradient in pairs)
+            return _all_same(pairs, partial.samples)
 
     def _made(self, index: int, parameter: torch.Tensor) -> None:
         """Autograd has finished a gradient."""
         partial, leaving, gradient = self._partial, self._leaving, parameter.grad
         if partial is None or leaving is None or gradient is None or self._held_back:
             return
-        if gradient.is_sparse or index in partial.used:  # a second backward pass: the first gradient may have left
+        # Unexpected, or of a second backward pass: what lies beside it, or the first gradient, may have left.
+        if gradient.is_sparse or index in partial.used or index not in leaving.facts.used:
             self._again = True
             return
         with torch.no_grad():
@@ -92,3 +94,14 @@ def _same(place: torch.Tensor, gradient: torch.Tensor, samples: int) -> bool:
         return torch.equal(again, place)
     tiles = zip(torch.split(place.reshape(-1), _TILE), torch.split(gradient.reshape(-1), _TILE), strict=True)
     return all(torch.equal(mine, torch.mul(theirs, samples)) for mine, theirs in tiles)
+
+
+def _all_same(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], samples: int) -> bool:
+    """The same for many on a device, which is asked once. An infinity is never the same, either."""
+    pairs = [(place, gradient) for place, gradient in pairs if place.numel()]
+    if not pairs:
+        return True
+    again = [torch.empty_like(place) for place, _ in pairs]
+    put_all(again, [gradient for _, gradient in pairs], samples)
+    torch._foreach_sub_(again, [place for place, _ in pairs])
+    return not bool(torch.stack(torch._foreach_norm(again, math.inf, dtype=torch.float64)).any())

@@ -17,8 +17,10 @@ from paramserver.worker.background import Background
 from paramserver.worker.flat import PartialSum, PartialSumPool
 from paramserver.worker.gradients.contribution import Outcomes, PushFacts
 from paramserver.worker.gradients.leaving import Leaving
+from paramserver.worker.gradients.staging import Copying
 from paramserver.worker.links import ShardLinks
 from paramserver.worker.links.pulls import Pull
+from paramserver.worker.memory.places import Places
 from paramserver.worker.weights.pulled import Pulled
 
 # A smaller contribution does not leave early: its push ends as soon as it begins.
@@ -27,16 +29,24 @@ LEAST_BYTES = EARLY_PUSH_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """A contribution that has begun to leave. ``partial`` is filled by the script's thread."""
+    """A contribution that has begun to leave. ``partial`` is filled by the script's thread.
+
+    ``copies``: of a model on a device, the copy in main memory and the pool of such copies.
+    """
 
     partial: PartialSum
     leaving: Leaving
     push: concurrent.futures.Future[Outcomes]
     pool: PartialSumPool
+    copies: tuple[Copying, PartialSumPool] | None
 
     def break_off(self) -> None:
         """The contribution is not wanted: abort it and return its memory."""
         self.leaving.abort()
+        if self.copies is not None:
+            copying, pool = self.copies
+            copying.wait()
+            self.push.add_done_callback(lambda _: pool.give(copying.copy))
         self.push.add_done_callback(lambda _: self.pool.give(self.partial))
 
 
@@ -53,17 +63,22 @@ class EarlyPushes:
         links: ShardLinks,
         partial: PartialSum,
         facts: PushFacts,
-        pool: PartialSumPool,
+        places: Places,
         next_pull: Callable[[int], Pull],
     ) -> Leaving:
-        """Begin to push a contribution to all shards. The memory of ``partial`` returns to the pool if it breaks off.
+        """Begin to push a contribution to all shards. Its memory returns to its pool in ``places`` if it breaks off.
 
         ``next_pull``: the question for a version.
         """
         self.drop()
-        leaving = Leaving(links.plan, facts, partial.space.read)
+        if places.staging is None:
+            copies, leaving = None, Leaving(links.plan, facts, partial.space.read)
+        else:
+            copying = places.staging.begin(partial)
+            copies = copying, places.staging.pool
+            leaving = Leaving(links.plan, facts, copying.copy.space.read, copying.begin)
         push = leaving.begin(self._background, links.pushes.push(leaving))
-        self._present = Early(partial, leaving, push, pool)
+        self._present = Early(partial, leaving, push, places.pool, copies)
         if isinstance(facts.name, AsyncName):  # the next version depends on other workers, too
             return leaving
         version = min(facts.base_versions) + 1
@@ -86,6 +101,11 @@ class EarlyPushes:
             return early.leaving
         early.leaving.abort()
         return None
+
+    def copying(self, partial: PartialSum) -> Copying | None:
+        """The copy in main memory of this partial sum, if it is leaving early from a device."""
+        early = self._present
+        return early.copies[0] if early is not None and early.partial is partial and early.copies is not None else None
 
     def has(self, partial: PartialSum) -> bool:
         """Whether this partial sum is leaving early."""

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
+
+import structlog
 
 from paramserver.core.layout.plan import Chunk, Plan
 from paramserver.frames import AnyFrame
@@ -18,10 +22,15 @@ from paramserver.tensors.dtypes import buffer_of
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref
 from paramserver.worker.background import Background
+from paramserver.worker.device import Ticket
 from paramserver.worker.gradients.contribution import Outcomes, PushFacts
+
+log = structlog.get_logger("paramserver.worker")
 
 # The bytes of a chunk by its index.
 Read = Callable[[int], memoryview]
+# Begins to copy a chunk to where its bytes are read.
+Copy = Callable[[int], Ticket]
 # A push of less is one frame. Else each chunk has one of its own: servers begin with a chunk when all have sent it.
 _FRAME_BYTES = 256 << 10
 
@@ -29,13 +38,14 @@ _FRAME_BYTES = 256 << 10
 class Leaving:
     """A contribution. One thread fills it, which may be the script's; the loop reads it.
 
-    ``read`` gives the bytes of a chunk by its index. The bytes of a sealed synchronous contribution stay as they are
+    ``read`` gives the bytes of a chunk by its index; ``copy``, for a model on a device, brings a chunk there that is
+    ready. The bytes of a sealed synchronous contribution stay as they are
     until a later version is published, or the push is aborted.
     """
 
-    def __init__(self, plan: Plan, facts: PushFacts, read: Read) -> None:
+    def __init__(self, plan: Plan, facts: PushFacts, read: Read, copy: Copy | None = None) -> None:
         self.facts, self.read = facts, read
-        self._plan = plan
+        self._plan, self._copy = plan, copy
         # The loop that brings it to the servers, and the answers to come; None before it begins to leave.
         self._loop: asyncio.AbstractEventLoop | None = None
         self.push: concurrent.futures.Future[Outcomes] | None = None
@@ -46,6 +56,9 @@ class Leaving:
         self.sealed = False
         self._ready: list[int] = []
         self._changed = asyncio.Event()
+        # Copies under way, in the order in which they began, each with what is to be done then.
+        self._copies: deque[tuple[Ticket, Callable[[], None]]] = deque()
+        self._following: asyncio.Task[None] | None = None
 
     # ---- its life
 
@@ -63,14 +76,22 @@ class Leaving:
         for chunk in self._chunks_of.pop(tensor, ()):
             self._lacking[chunk] -= 1
             if not self._lacking[chunk]:
-                self._loop.call_soon_threadsafe(self._add, chunk)
+                self._when(None if self._copy is None else self._copy(chunk), partial(self._add, chunk))
 
-    def seal(self) -> None:
-        """All of it is there, and what was sent of it is final."""
+    def seal(self, ticket: Ticket | None = None) -> None:
+        """All of it is there when ``ticket`` has been waited for, and what was sent of it is final."""
         if self._loop is None:
+            assert ticket is None, "it has begun"
             self._seal()
         else:
-            self._loop.call_soon_threadsafe(self._seal)
+            self._when(ticket, self._seal)
+
+    def _when(self, ticket: Ticket | None, then: Callable[[], None]) -> None:
+        assert self._loop is not None
+        if ticket is None:
+            self._loop.call_soon_threadsafe(then)
+        else:
+            self._loop.call_soon_threadsafe(self._follow, ticket, then)
 
     def abort(self) -> None:
         """Stop sending this contribution. Servers that have counted it keep it."""
@@ -87,6 +108,25 @@ class Leaving:
         return chunks_of
 
     # ---- in the loop
+
+    def _follow(self, ticket: Ticket, then: Callable[[], None]) -> None:
+        self._copies.append((ticket, then))
+        if self._following is None:
+            self._following = asyncio.ensure_future(self._wait_for_copies())
+
+    async def _wait_for_copies(self) -> None:
+        """One after the other: a device ends them in their order."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._copies:
+                ticket, then = self._copies.popleft()
+                await loop.run_in_executor(None, ticket.wait)
+                then()
+        except RuntimeError as error:  # of the device; the script's thread meets it, too
+            log.error("a copy from the device failed", reason=str(error))
+            self.abort()
+        finally:
+            self._following = None
 
     def _add(self, chunk: int) -> None:
         self._ready.append(chunk)

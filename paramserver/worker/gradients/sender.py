@@ -94,8 +94,8 @@ class Sender:
         self._weights.end_copy()
         staging, of_device, ticket, pool = self._places.staging, partial, None, self._places.pool
         if staging is not None:
-            pool = staging.pool
-            partial, ticket = staging.fetch(partial)
+            pool, copying = staging.pool, self._early.copying(of_device)
+            partial, ticket = staging.fetch(of_device) if copying is None else copying.finish()
             if self.outgoing.lossy:
                 ticket.wait()
         space = partial.space
@@ -103,8 +103,8 @@ class Sender:
         encoded = self.outgoing.encode(position, partial, space, flush) if self.outgoing.lossy else {}
         facts = self._facts(name, partial, groups, clock, encoded)
         links = self._shards.links
-        leaving = self._early.complete(partial, facts) or Leaving(links.plan, facts, space.read)
-        leaving.seal()
+        leaving = self._early.complete(of_device, facts) or Leaving(links.plan, facts, space.read)
+        leaving.seal(ticket if leaving.push is not None else None)
         future = leaving.push or leaving.begin(self._member.background, _when(ticket, links.pushes.push(leaving)))
         self._pushing.add(future)
         if not self._slices.named_by_data:
@@ -187,7 +187,6 @@ class Sender:
             and links.near.shared is None
             and not (links.host is not None and links.host.shares)  # its sum with others leaves when all are computed
             and not self.outgoing.lossy
-            and pool.device.type == "cpu"
             and not self._member.rolled_back()
             and moving_bytes(links.plan.layout.chunks) >= early.LEAST_BYTES
         )
@@ -195,10 +194,11 @@ class Sender:
             return None
         partial = pool.take()
         partial.samples = samples
+        partial.clear_but(used)
         facts = self._facts(name, partial, groups(), clock, {}, used)
         self.foresight.said(used, facts.groups, self.clip_norm)
         self._filling = partial
-        return partial, self._early.begin(links, partial, facts, pool, self._weights.next_pull)
+        return partial, self._early.begin(links, partial, facts, self._places, self._weights.next_pull)
 
     def take_early(self) -> PartialSum | None:
         """The partial sum that the script fills while it leaves, once; the caller contributes or discards it."""

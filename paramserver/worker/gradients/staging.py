@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,6 +10,42 @@ from paramserver.core.layout.plan import Kind, Layout, Segment
 from paramserver.tensors.dtypes import torch_dtype
 from paramserver.worker.device import Mover, Ticket
 from paramserver.worker.flat import FlatSpace, PartialSum, PartialSumPool, no_space
+
+
+class Copying(Ticket):
+    """A copy of a device's partial sum that is made chunk by chunk, while the sum is computed.
+
+    ``of_device`` is written by the script's thread and those of autograd, one at a time; they begin the copies, too. A
+    chunk must not be written to after its copy has begun. ``copy`` lies in main memory.
+    """
+
+    def __init__(self, of_device: PartialSum, copy: PartialSum, mover: Mover) -> None:
+        self.of_device, self.copy, self._mover = of_device, copy, mover
+        self._left = set(copy.space.held_chunks())
+        self._begun: list[Ticket] = []
+
+    def begin(self, chunk: int) -> Ticket:
+        """Begin to copy a chunk, once."""
+        self._left.remove(chunk)
+        return self._fetch([chunk])
+
+    def finish(self) -> tuple[PartialSum, Ticket]:
+        """Begin to copy all chunks that are left; the ticket is that of the whole copy."""
+        of_device, copy = self.of_device, self.copy
+        copy.samples, copy.overflow, copy.used = of_device.samples, of_device.overflow, set(of_device.used)
+        left, self._left = sorted(self._left), set()
+        self._fetch(left)
+        return copy, self
+
+    def wait(self) -> None:
+        """Return when all copies that have begun are done. From any thread."""
+        for ticket in list(self._begun):
+            ticket.wait()
+
+    def _fetch(self, chunks: Sequence[int]) -> Ticket:
+        source, target = self.of_device.space, self.copy.space
+        self._begun.append(self._mover.fetch([source.chunk(i) for i in chunks], [target.chunk(i) for i in chunks]))
+        return self._begun[-1]
 
 
 class Staging:
@@ -24,6 +60,10 @@ class Staging:
         space = self.pool.take().space
         copy = PartialSum(space, partial.samples, partial.overflow, set(partial.used))
         return copy, self._mover.fetch(partial.space.segments(), space.segments())
+
+    def begin(self, partial: PartialSum) -> Copying:
+        """A copy of a partial sum that is about to be computed."""
+        return Copying(partial, PartialSum(self.pool.take().space, partial.samples), self._mover)
 
     def _space(self) -> FlatSpace:
         space = self._inbox()

@@ -9,6 +9,7 @@ import pytest
 
 from paramserver.core.versions import drafts
 from paramserver.worker.context import Context
+from paramserver.worker.device import Ticket
 from paramserver.worker.gradients import early
 from paramserver.worker.gradients.early import EarlyPushes
 from paramserver.worker.gradients.leaving import Leaving
@@ -35,9 +36,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["begun"] += 1
         return begin(self, *args)
 
-    def counted_seal(self: Leaving) -> None:
+    def counted_seal(self: Leaving, ticket: Ticket | None = None) -> None:
         found["sealed"] += self.push is not None
-        seal(self)
+        seal(self, ticket)
 
     monkeypatch.setattr(early, "LEAST_BYTES", 0)
     monkeypatch.setattr(drafts, "DRAFT_BYTES", 0)
