@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from tests.support.cluster.harness import Cluster, train
-from tests.support.cluster.programs import Program, adamw, dataset, network
+from paramserver.worker.context import Context
+from paramserver.worker.gradients import early
+from tests.support.cluster.early import OPTIONS, counted, script
+from tests.support.cluster.harness import Cluster, train, train_without
+from tests.support.cluster.programs import Program, adamw, dataset, model_of, network
 from tests.support.contract.movers import LateMover
 
 DATA = dataset(48)
@@ -17,12 +21,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shm"])
-@pytest.mark.parametrize("case", CASES)
-def test_same_bits(case: str, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Program(DATA, 4, model=network, optimizer=adamw)
-    settings = {"training.chunk_bytes": 832}
-    wanted = train(script, settings=settings, **CASES[case]).digests
+def imagine(monkeypatch: pytest.MonkeyPatch) -> list[LateMover]:
+    """From now on each worker has a device; the copies of each."""
     movers: list[LateMover] = []
 
     def imagined(_: object) -> LateMover:
@@ -30,6 +30,16 @@ def test_same_bits(case: str, transport: str, monkeypatch: pytest.MonkeyPatch) -
         return movers[-1]
 
     monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
+    return movers
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+@pytest.mark.parametrize("case", CASES)
+def test_same_bits(case: str, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Program(DATA, 4, model=network, optimizer=adamw)
+    settings = {"training.chunk_bytes": 832}
+    wanted = train(script, settings=settings, **CASES[case]).digests
+    movers = imagine(monkeypatch)
     with Cluster(transport=transport, **CASES[case]) as cluster:
         assert cluster.train(script, settings).digests == wanted
     assert len(movers) == 2
@@ -39,3 +49,20 @@ def test_same_bits(case: str, transport: str, monkeypatch: pytest.MonkeyPatch) -
         assert mover.brought > 1
         # Nobody asks for another version after the last one.
         assert mover.waited >= mover.fetched + mover.brought - 1
+
+
+def test_gradients_leave_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk is copied when its last gradient is there; the script changes some that have left."""
+    wanted = train_without(early, script(clipped), monkeypatch, **OPTIONS)
+    count, movers = counted(monkeypatch), imagine(monkeypatch)
+    assert train(script(clipped), **OPTIONS).digests == wanted
+    assert 0 < count["sealed"] < count["begun"]
+    assert [mover.mistakes for mover in movers] == [[], []]
+    steps = 6
+    assert all(mover.fetched > 3 * steps for mover in movers)
+
+
+def clipped(ctx: Context, number: int) -> None:
+    """The script itself clips one of its gradients."""
+    if ctx.version == 3:
+        torch.nn.utils.clip_grad_norm_(model_of(ctx).parameters(), 0.01)

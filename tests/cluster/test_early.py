@@ -22,7 +22,10 @@ from tests.support.cluster.small_job import Death
 from tests.support.contract.movers import LateMover
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["in main memory", "on a device"])
+@pytest.fixture(
+    autouse=True,
+    params=[pytest.param(False, id="in main memory"), pytest.param(True, id="on a device", marks=pytest.mark.long)],
+)
 def count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """See `counted`. Every test has contributions that leave early, also from an imagined device that is late."""
     found = counted(monkeypatch)

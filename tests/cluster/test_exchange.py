@@ -46,7 +46,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return calls
 
 
-@pytest.fixture(params=[False, True], ids=["in main memory", "on a device"])
+@pytest.fixture(
+    params=[pytest.param(False, id="in main memory"), pytest.param(True, id="on a device", marks=pytest.mark.long)]
+)
 def movers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LateMover]]:
     """The copies of a device that each worker has, if any."""
     made: list[LateMover] = []
