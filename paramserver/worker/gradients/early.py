@@ -46,7 +46,7 @@ class Early:
         if self.copies is not None:
             copying, pool = self.copies
             copying.wait()
-            self.push.add_done_callback(lambda _: pool.give(copying.copy))
+            self.push.add_done_callback(lambda _: pool.give(PartialSum(copying.space)))
         self.push.add_done_callback(lambda _: self.pool.give(self.partial))
 
 
@@ -76,7 +76,7 @@ class EarlyPushes:
         else:
             copying = places.staging.begin(partial)
             copies = copying, places.staging.pool
-            leaving = Leaving(links.plan, facts, copying.copy.space.read, copying.begin)
+            leaving = Leaving(links.plan, facts, copying.space.read, copying.begin)
         push = leaving.begin(self._background, links.pushes.push(leaving))
         self._present = Early(partial, leaving, push, places.pool, copies)
         if isinstance(facts.name, AsyncName):  # the next version depends on other workers, too

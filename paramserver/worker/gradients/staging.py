@@ -16,12 +16,12 @@ class Copying(Ticket):
     """A copy of a device's partial sum that is made chunk by chunk, while the sum is computed.
 
     ``of_device`` is written by the script's thread and those of autograd, one at a time; they begin the copies, too. A
-    chunk must not be written to after its copy has begun. ``copy`` lies in main memory.
+    chunk must not be written to after its copy has begun. ``space`` lies in main memory.
     """
 
-    def __init__(self, of_device: PartialSum, copy: PartialSum, mover: Mover) -> None:
-        self.of_device, self.copy, self._mover = of_device, copy, mover
-        self._left = set(copy.space.held_chunks())
+    def __init__(self, of_device: PartialSum, space: FlatSpace, mover: Mover) -> None:
+        self.of_device, self.space, self._mover = of_device, space, mover
+        self._left = set(space.held_chunks())
         self._begun: list[Ticket] = []
 
     def begin(self, chunk: int) -> Ticket:
@@ -31,11 +31,9 @@ class Copying(Ticket):
 
     def finish(self) -> tuple[PartialSum, Ticket]:
         """Begin to copy all chunks that are left; the ticket is that of the whole copy."""
-        of_device, copy = self.of_device, self.copy
-        copy.samples, copy.overflow, copy.used = of_device.samples, of_device.overflow, set(of_device.used)
         left, self._left = sorted(self._left), set()
         self._fetch(left)
-        return copy, self
+        return _like(self.of_device, self.space), self
 
     def wait(self) -> None:
         """Return when all copies that have begun are done. From any thread."""
@@ -43,7 +41,7 @@ class Copying(Ticket):
             ticket.wait()
 
     def _fetch(self, chunks: Sequence[int]) -> Ticket:
-        source, target = self.of_device.space, self.copy.space
+        source, target = self.of_device.space, self.space
         self._begun.append(self._mover.fetch([source.chunk(i) for i in chunks], [target.chunk(i) for i in chunks]))
         return self._begun[-1]
 
@@ -58,12 +56,11 @@ class Staging:
     def fetch(self, partial: PartialSum) -> tuple[PartialSum, Ticket]:
         """Begin to copy a settled partial sum; it must not be written to before the ticket has been waited for."""
         space = self.pool.take().space
-        copy = PartialSum(space, partial.samples, partial.overflow, set(partial.used))
-        return copy, self._mover.fetch(partial.space.segments(), space.segments())
+        return _like(partial, space), self._mover.fetch(partial.space.segments(), space.segments())
 
     def begin(self, partial: PartialSum) -> Copying:
         """A copy of a partial sum that is about to be computed."""
-        return Copying(partial, PartialSum(self.pool.take().space, partial.samples), self._mover)
+        return Copying(partial, self.pool.take().space, self._mover)
 
     def _space(self) -> FlatSpace:
         space = self._inbox()
@@ -76,3 +73,8 @@ class Staging:
             return self._mover.zeros(segment.elements, torch_dtype(segment.dtype))
 
         return FlatSpace(self._layout, torch.device("cpu"), (Kind.PARAMETER, Kind.BUFFER), memory)
+
+
+def _like(partial: PartialSum, space: FlatSpace) -> PartialSum:
+    """The same partial sum in other memory."""
+    return PartialSum(space, partial.samples, partial.overflow, set(partial.used))
