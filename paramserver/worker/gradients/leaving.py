@@ -11,7 +11,7 @@ import concurrent.futures
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -22,15 +22,17 @@ from paramserver.tensors.dtypes import buffer_of
 from paramserver.v1 import shard_pb2
 from paramserver.wire.messages import chunk_ref
 from paramserver.worker.background import Background
-from paramserver.worker.device import Ticket
 from paramserver.worker.gradients.contribution import Outcomes, PushFacts
+
+if TYPE_CHECKING:
+    from paramserver.worker.device import Ticket
 
 log = structlog.get_logger("paramserver.worker")
 
 # The bytes of a chunk by its index.
 Read = Callable[[int], memoryview]
 # Begins to copy a chunk to where its bytes are read.
-Copy = Callable[[int], Ticket]
+Copy = Callable[[int], "Ticket"]
 # A push of less is one frame. Else each chunk has one of its own: servers begin with a chunk when all have sent it.
 _FRAME_BYTES = 256 << 10
 
