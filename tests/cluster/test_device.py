@@ -12,25 +12,13 @@ from paramserver.worker.gradients import early
 from tests.support.cluster.early import OPTIONS, counted, script
 from tests.support.cluster.harness import Cluster, train, train_without
 from tests.support.cluster.programs import Program, adamw, dataset, model_of, network
-from tests.support.contract.movers import LateMover
+from tests.support.contract.movers import imagine
 
 DATA = dataset(48)
 CASES: dict[str, dict[str, Any]] = {
     "sync": {"workers": 2},
     "several slices": {"workers": 2, "servers": 2, "slices_per_step": 4},
 }
-
-
-def imagine(monkeypatch: pytest.MonkeyPatch) -> list[LateMover]:
-    """From now on each worker has a device; the copies of each."""
-    movers: list[LateMover] = []
-
-    def imagined(_: object) -> LateMover:
-        movers.append(LateMover())
-        return movers[-1]
-
-    monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
-    return movers
 
 
 @pytest.mark.parametrize("transport", ["grpc", "shm"])

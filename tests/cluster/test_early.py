@@ -19,7 +19,7 @@ from tests.support.cluster.faults import Fault, FaultPlan, Rule
 from tests.support.cluster.harness import train, train_without
 from tests.support.cluster.programs import LedgerProgram, Program, adamw, model_of, network, optimizer_of
 from tests.support.cluster.small_job import Death
-from tests.support.contract.movers import LateMover
+from tests.support.contract.movers import imagine
 
 
 @pytest.fixture(
@@ -29,14 +29,7 @@ from tests.support.contract.movers import LateMover
 def count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """See `counted`. Every test has contributions that leave early, also from an imagined device that is late."""
     found = counted(monkeypatch)
-    movers: list[LateMover] = []
-
-    def imagined(_: object) -> LateMover:
-        movers.append(LateMover())
-        return movers[-1]
-
-    if request.param:
-        monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
+    movers = imagine(monkeypatch) if request.param else []
     yield found
     assert found["begun"] > 0
     assert [mover.mistakes for mover in movers] == [[] for _ in movers]

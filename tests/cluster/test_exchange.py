@@ -14,7 +14,7 @@ from paramserver.v1 import shard_pb2
 from paramserver.worker.links import exchange
 from tests.support.cluster.harness import Cluster, Outcome, train
 from tests.support.cluster.programs import Program, dataset
-from tests.support.contract.movers import LateMover
+from tests.support.contract.movers import LateMover, imagine
 
 # Two workers, three steps an epoch.
 SCRIPT = Program(dataset(48), 8)
@@ -51,14 +51,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 )
 def movers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LateMover]]:
     """The copies of a device that each worker has, if any."""
-    made: list[LateMover] = []
-
-    def imagined(_: object) -> LateMover:
-        made.append(LateMover())
-        return made[-1]
-
-    if request.param:
-        monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
+    made = imagine(monkeypatch) if request.param else []
     yield made
     assert [mover.mistakes for mover in made] == [[] for _ in made]
     assert all(mover.fetched >= SLICES // 2 for mover in made)

@@ -30,7 +30,7 @@ from paramserver.worker.host.tier import HostTier
 from paramserver.worker.links.pushes import Pushes
 from tests.support.cluster.harness import Cluster, Died, Outcome, Worker, train, until
 from tests.support.cluster.programs import Program, adamw, dataset, model_of, network, plain
-from tests.support.contract.movers import LateMover
+from tests.support.contract.movers import imagine
 
 DATA = dataset(48)
 SIZES: dict[str, Any] = {"workers": 3, "servers": 2, "slices_per_step": 3}
@@ -237,12 +237,7 @@ def test_a_write_that_would_be_lost_is_an_error() -> None:
 def test_models_on_a_device_get_copies_of_the_weights_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program(DATA, 4, model=wide, optimizer=adamw)
     wanted = train(program, **SIZES, settings=CHUNKS).digests
-    movers: list[LateMover] = []
     taken: list[int] = []
-
-    def imagined(_: object) -> LateMover:
-        movers.append(LateMover())
-        return movers[-1]
 
     async def take(self: HostTier, version: int) -> object:
         found = await original(self, version)
@@ -252,7 +247,7 @@ def test_models_on_a_device_get_copies_of_the_weights_of_the_host(monkeypatch: p
 
     original = HostTier.take
     monkeypatch.setattr(HostTier, "take", take)
-    monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
+    movers = imagine(monkeypatch)
     assert hosted(program).digests == wanted
     assert len(movers) == 3
     assert [mover.mistakes for mover in movers] == [[]] * 3

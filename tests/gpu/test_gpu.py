@@ -28,11 +28,14 @@ def test_there_is_a_gpu() -> None:
     assert torch.cuda.is_available(), "make test-gpu needs a machine with a CUDA device"
 
 
-def run(tmp_path: Path, *arguments: str, script_args: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Train the digits on a cluster of processes that share the GPU; the summary."""
+def run(tmp_path: Path, *arguments: str, script: str = DIGITS, script_args: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Train, by default the digits, on a cluster of processes that share the GPU; the summary."""
     summary = tmp_path / f"{'-'.join(arguments)}.json".replace("/", "_")
-    command = [sys.executable, "-m", "paramserver", "run", DIGITS, *arguments, "--summary", str(summary)]
-    done = subprocess.run([*command, "--", *script_args], capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    command = [sys.executable, "-m", "paramserver", "run", script, *arguments, "--summary", str(summary)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--", *script_args], capture_output=True, text=True, timeout=240, cwd=tmp_path, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     result: dict[str, Any] = json.loads(summary.read_text())
     return result
@@ -71,31 +74,14 @@ def test_digits_accuracy(tmp_path: Path, mode: tuple[str, ...]) -> None:
 
 def test_gradients_that_leave_early_over_sockets_have_the_same_bits(tmp_path: Path) -> None:
     """A transformer of 10.9 M parameters; over shared memory nothing leaves early."""
-    words = ["--case", "transformer", "--batch", "8", "--steps", "30", "--skip", "5", "--ranks", "2"]
+    script = str(ROOT / "benchmarks" / "scripts" / "train.py")
+    words = ("--case", "transformer", "--batch", "8", "--steps", "30", "--skip", "5", "--ranks", "2")
     found = []
     for transport in ("shm", "bulk"):
-        out, summary = tmp_path / f"{transport}.json", tmp_path / f"{transport}-summary.json"
-        command = [sys.executable, "-m", "paramserver", "run", str(ROOT / "benchmarks" / "scripts" / "train.py")]
-        sizes = [
-            "--workers",
-            "2",
-            "--servers",
-            "2",
-            "--set",
-            f"cluster.transport={transport}",
-            "--summary",
-            str(summary),
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [*command, *sizes, "--", *words, "--out", str(out)],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            env=environment,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found.append(json.loads(summary.read_text())["weights_sha256"])
+        out = tmp_path / f"{transport}.json"
+        arguments = ("--workers", "2", "--servers", "2", "--set", f"cluster.transport={transport}")
+        summary = run(tmp_path, *arguments, script=script, script_args=(*words, "--out", str(out)))
+        found.append(summary["weights_sha256"])
         print(f"{transport}: {json.loads(out.read_text())['step_s'] * 1000:.1f} ms per step")
     assert found[0] == found[1]
 

@@ -129,7 +129,9 @@ class Sender:
         True: the version is installed. False: the contribution is counted. None: the contribution has to be pushed.
         """
         member, links = self._member, self._shards.links
-        if self.outgoing.lossy or member.rolled_back() or not member.session.goes_on or not exchanges.possible(links):
+        if self.outgoing.lossy or member.rolled_back() or not member.session.goes_on:
+            return None
+        if self._places.staging is not None and not exchanges.possible(links):  # else a copy would be made in vain
             return None
         wait_s = min(patience_s, exchanges.MOST_S)
         channels = list(links.channels)

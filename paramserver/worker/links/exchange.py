@@ -29,7 +29,11 @@ _GRACE_S = 0.1
 
 def possible(links: ShardLinks) -> bool:
     """Whether the thread that trains can ask all servers, as far as is known before it has a contribution."""
-    return links.pulls.rounding is None and links.near.ways() is not None
+    return _ways(links) is not None
+
+
+def _ways(links: ShardLinks) -> list[Attached] | None:
+    return links.near.ways() if links.pulls.rounding is None else None
 
 
 def exchange(links: ShardLinks, leaving: Leaving, version: int, wait_s: float) -> list[Pulled] | bool:
@@ -38,7 +42,7 @@ def exchange(links: ShardLinks, leaving: Leaving, version: int, wait_s: float) -
     True: all have counted the contribution, but the version has to be pulled. False: it has to be pushed.
     """
     facts = leaving.facts
-    shared, ways = links.near.shared, links.near.ways() if links.pulls.rounding is None else None
+    shared, ways = links.near.shared, _ways(links)
     if shared is None or ways is None or facts.slot is None or planned("worker.between_shards"):
         return False
     trace = links.trace

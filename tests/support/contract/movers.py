@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -53,3 +54,15 @@ class LateMover(PlainMover):
             target.copy_(source)
         kept = [source.clone() for source in sources]
         return _Late(self, sources, kept)
+
+
+def imagine(monkeypatch: pytest.MonkeyPatch) -> list[LateMover]:
+    """From now on the model of each worker is on such a device. Returns the movers, added as workers begin."""
+    movers: list[LateMover] = []
+
+    def imagined(_: object) -> LateMover:
+        movers.append(LateMover())
+        return movers[-1]
+
+    monkeypatch.setattr("paramserver.worker.memory.places.mover_for", imagined)
+    return movers
