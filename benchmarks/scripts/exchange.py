@@ -47,7 +47,7 @@ def ours(args: argparse.Namespace) -> None:
 
     import paramserver as ps
 
-    times: list[tuple[float, float]] = []
+    times: list[tuple[int, float, float]] = []
     with ps.init() as ctx:
         made = Weights(args.megabytes)
         data = TensorDataset(torch.arange(args.steps * args.ranks) % args.ranks)
@@ -68,7 +68,7 @@ def ours(args: argparse.Namespace) -> None:
                 step, began = ctx.version, time.monotonic()
                 engine.loop.contribute(item, partial, binding.groups())
                 if ctx.version == step + 1:
-                    times.append((began, time.monotonic()))
+                    times.append((step, began, time.monotonic()))
         transport, weight = engine.shards.links.near.kind, next(model.parameters())[0].item()
         rank = ctx.rank
     write(args.out, rank, times, weight, transport)
@@ -83,18 +83,19 @@ def gloo(args: argparse.Namespace) -> None:
     weights.grad = torch.empty_like(weights)
     optimizer = optimizer_of(args.optimizer, [weights], fused=True)
     times = []
-    for _ in range(args.steps):
+    for step in range(args.steps):
         weights.grad.fill_(gradient(rank) / ranks)
         began = time.monotonic()
         dist.all_reduce(weights.grad)
         optimizer.step()
-        times.append((began, time.monotonic()))
+        times.append((step, began, time.monotonic()))
     write(args.out, rank, times, weights[0].item(), "gloo")
     dist.barrier()
     os._exit(0)
 
 
-def write(out: Path, rank: int, times: list[tuple[float, float]], weight: float, transport: str) -> None:
+def write(out: Path, rank: int, times: list[tuple[int, float, float]], weight: float, transport: str) -> None:
+    """``times``: the number of each step, and when it began and ended."""
     (out / f"{rank}.json").write_text(json.dumps({"times": times, "weight": weight, "transport": transport}))
 
 

@@ -84,10 +84,10 @@ def over_rpc(args: argparse.Namespace, rank: int) -> None:
     begin("server" if is_server else f"worker{rank}", rank=rank, world_size=args.ranks + 1, rpc_backend_options=options)
     if not is_server:
         part, weights, times = torch.full((elements,), gradient(rank)), torch.ones(elements), []
-        for _ in range(args.steps):
+        for step in range(args.steps):
             began = time.monotonic()
             weights = rpc.rpc_sync("server", contribute, (part,))
-            times.append((began, time.monotonic()))
+            times.append((step, began, time.monotonic()))
         write(args.out, rank, times, weights[0].item(), "PyTorch RPC")
     rpc.shutdown()
 
@@ -108,7 +108,7 @@ async def over_grpc(args: argparse.Namespace, rank: int) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{place.read_text()}", options=LIMITS.client()) as channel:
             push: Any = channel.stream_unary("/bare/Push")
             pull: Any = channel.unary_stream("/bare/Pull")
-            for _ in range(args.steps):
+            for step in range(args.steps):
                 began = time.monotonic()
                 call = push(timeout=_RPC_S)
                 for raw in frames:
@@ -120,7 +120,7 @@ async def over_grpc(args: argparse.Namespace, rank: int) -> None:
                 while (raw := await answers.read()) is not grpc.aio.EOF:
                     got += len(raw)
                 assert got == args.megabytes * 2**20
-                times.append((began, time.monotonic()))
+                times.append((step, began, time.monotonic()))
         write(args.out, rank, times, 0.0, "grpcio, bytes")
         return
     barrier, left = asyncio.Barrier(args.ranks), args.ranks * args.steps
@@ -167,11 +167,11 @@ def over_sockets(args: argparse.Namespace, rank: int) -> None:
             time.sleep(0.05)
         sent, got, times = memoryview(b"\1" * nbytes), memoryview(bytearray(b"\2" * nbytes)), []
         with socket.create_connection(("127.0.0.1", int(place.read_text())), timeout=_RPC_S) as line:
-            for _ in range(args.steps):
+            for step in range(args.steps):
                 began = time.monotonic()
                 line.sendall(sent)
                 _fill(line, got)
-                times.append((began, time.monotonic()))
+                times.append((step, began, time.monotonic()))
         write(args.out, rank, times, 0.0, "TCP, bytes")
         return
     barrier, weights = threading.Barrier(args.ranks, timeout=_RPC_S), memoryview(b"\3" * nbytes)

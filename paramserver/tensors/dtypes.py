@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,6 +34,9 @@ SIZES: Mapping[str, int] = MappingProxyType(
         "int64": 8,
     }
 )
+
+# Those of them that numpy has, too, with the same name.
+_NUMPY = frozenset(SIZES) - {"bfloat16"}
 
 # The types that travel.
 WIRE: Mapping[str, types.DType] = MappingProxyType(
@@ -92,16 +95,14 @@ def real_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-class _Writable:
-    """Shows the memory of a read-only array to numpy as writable, and keeps it alive."""
+class _Memory:
+    """Shows bytes to numpy as writable, and keeps their owner alive."""
 
     __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, owner: np.ndarray[Any, Any]) -> None:
+    def __init__(self, owner: object, address: int, nbytes: int) -> None:
         self.owner = owner
-        interface = dict(owner.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
+        self.__array_interface__ = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
 
 
 def tensor_from(buffer: Buffer, dtype: str) -> torch.Tensor:
@@ -119,15 +120,18 @@ def tensor_from(buffer: Buffer, dtype: str) -> torch.Tensor:
     if not array.size:
         return torch.empty(0, dtype=torch_dtype(dtype))
     # torch warns about read-only arrays, and silencing a warning is not safe between threads.
-    return torch.from_numpy(np.asarray(_Writable(array))).view(torch_dtype(dtype))
+    memory = np.asarray(_Memory(array, array.ctypes.data, array.size))
+    # Operations of torch give the interpreter's lock away, and get it back when no other thread wants it.
+    if dtype in _NUMPY:
+        return torch.from_numpy(memory.view(dtype))
+    return torch.from_numpy(memory).view(torch_dtype(dtype))
 
 
 def buffer_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy; keeps the tensor's memory alive."""
-    import torch
-
     assert tensor.device.type == "cpu"
     assert tensor.is_contiguous()
     if not tensor.numel():
         return memoryview(b"")
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    # Without operations of torch: see `tensor_from`.
+    return np.asarray(_Memory(tensor, tensor.data_ptr(), tensor.nbytes)).data

@@ -1,7 +1,8 @@
 """One bulk connection at one of its ends: records go out and come in. Threads move the bytes, an event loop decides.
 
-Small records are moved by the loop itself, since another thread would cost more than it gains. A thread never waits for
-a peer for longer than `_PATIENCE_S`: then the loop watches the socket. So a slow peer costs no thread.
+Small records are moved by the loop itself, since another thread would cost more than it gains. A thread waits
+for a peer for `_PATIENCE_S`, and some times more while no other work needs a thread. Then the loop watches the socket.
+So a slow peer costs no thread.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import asyncio
 import select
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import cache
 
 from paramserver import errors
 from paramserver.transport.base import Place
+from paramserver.transport.bulk.movers import movers
 from paramserver.transport.bulk.reading import Reader
 from paramserver.transport.bulk.records import Record
 from paramserver.transport.bulk.sockets import Moving
@@ -25,28 +25,23 @@ _ROOM_OUT_BYTES = 16 << 20
 _LOW_BYTES = _ROOM_OUT_BYTES // 2
 # Nothing more is received while more bytes than this wait here to be taken: two frames with the largest chunks, so that
 # the second one is received while the first one is taken. They may lie in memory of their own.
-_ROOM_IN_BYTES = 8 << 20
+_ROOM_IN_BYTES = 16 << 20
 # More than that is moved by a thread.
 _SMALL_BYTES = 64 << 10
-# One thread sends or receives so much before others get a turn.
+# One thread sends or receives so much before others get a turn, if they wait for one.
 _TURN_BYTES = 16 << 20
-_PATIENCE_S = 0.005
+# How long a thread waits at a time, and how often in a row while no other work needs it.
+_PATIENCE_S, _PATIENT = 0.01, 5
 # If nothing more of a record comes for so long, its sender is given up.
 _STALL_S = 20.0
 # How often a line from which nothing is received is looked at.
 _LOOK_S = 0.25
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
-_PIECES, _THREADS = 64, 8
+_PIECES = 64
 
 
 class LostError(errors.UnavailableError):
     """The connection is gone. The text is the reason."""
-
-
-@cache
-def movers() -> Executor:
-    """The threads of this process that move bytes."""
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="bulk")
 
 
 class Line:
@@ -216,9 +211,14 @@ class Line:
         """In a thread. What is given meanwhile is sent, too."""
         error, done, until = "", False, self._sent_bytes + _TURN_BYTES
         try:
-            while not (done := self._send_some(until)) and self._sent_bytes < until and not self.gone:
-                if not self._sock.wait(select.POLLOUT, _PATIENCE_S):
+            while not (done := self._send_some(until)) and not self.gone:
+                if self._sent_bytes < until:
+                    if not self._wait(select.POLLOUT):
+                        break
+                elif self._movers.wanted:
                     break
+                else:
+                    until = self._sent_bytes + _TURN_BYTES
         except RuntimeError:
             pass  # the loop is closed
         except (OSError, ValueError) as failure:
@@ -276,14 +276,14 @@ class Line:
         """In a thread. The loop takes what has come meanwhile."""
         error, idle, until = "", False, self._came_bytes + _TURN_BYTES
         try:
-            while self._came_bytes < until and not self._full and not self.gone:
+            while not (self._full or self.gone or (self._came_bytes >= until and self._movers.wanted)):
                 record = self._reader.next()
                 if record is not None:
                     if self._came(record):
                         self._loop.call_soon_threadsafe(self._changed.set)
                 elif self._reader.hung_up:
                     break
-                elif not self._sock.wait(select.POLLIN, _PATIENCE_S):
+                elif not self._wait(select.POLLIN):
                     idle = True
                     break
         except RuntimeError:
@@ -319,7 +319,16 @@ class Line:
 
     def _in_thread(self, work: Callable[[], None]) -> None:
         self._busy += 1
-        self._movers.submit(work)
+        self._movers.do(work)
+
+    def _wait(self, events: int) -> bool:
+        """In a thread: wait until the socket is ready; False: it is not, and the loop has to watch it."""
+        for _ in range(_PATIENT):
+            if self._sock.wait(events, _PATIENCE_S):
+                return True
+            if self._movers.wanted or self.gone:
+                break
+        return False
 
     def _tell(self, error: str, then: Callable[[], None]) -> None:
         """In a thread: what the loop has to do now that the thread is through."""

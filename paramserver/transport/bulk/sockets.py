@@ -19,7 +19,7 @@ _IDLE_S, _EVERY_S, _TIMES = 10, 5, 2
 _UNANSWERED_MS = 20_000
 # A receiver that waits is woken when so much has come. TCP tells the sender when bytes are taken from a socket,
 # and such a message for each few segments costs more than the segments.
-_AT_ONCE_BYTES = 256 << 10
+_AT_ONCE_BYTES = 1 << 20
 # OpenSSL moves 16 KiB in one call. So many bytes are moved by calls that follow each other at once.
 _TLS_BYTES = 256 << 10
 
