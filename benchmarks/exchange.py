@@ -95,7 +95,7 @@ def steps_of(found: list[dict[str, Any]], skip: int) -> list[float]:
     """Seconds of each step without the first ones, out of the times of all workers.
 
     A step in which a worker took no part, since another one was quicker to take its slice, does not count. Raises
-    RuntimeError if a quarter of the steps are of that kind.
+    RuntimeError if more than a quarter of the steps do not count.
     """
     ends: dict[int, list[tuple[float, float]]] = {}
     for one in found:
@@ -104,7 +104,7 @@ def steps_of(found: list[dict[str, Any]], skip: int) -> list[float]:
     whole = {step: both for step, both in ends.items() if len(both) == len(found)}
     if 4 * len(whole) < 3 * len(ends):
         raise RuntimeError("not every worker took part in every step: is the machine busy?")
-    return [max(e for _, e in both) - max(b for b, _ in both) for step, both in sorted(whole.items()) if step >= skip]
+    return [max(e for _, e in both) - max(b for b, _ in both) for step, both in whole.items() if step >= skip]
 
 
 def floor(case: Case) -> float:

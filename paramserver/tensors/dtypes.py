@@ -121,7 +121,7 @@ def tensor_from(buffer: Buffer, dtype: str) -> torch.Tensor:
         return torch.empty(0, dtype=torch_dtype(dtype))
     # torch warns about read-only arrays, and silencing a warning is not safe between threads.
     memory = np.asarray(_Memory(array, array.ctypes.data, array.size))
-    # Operations of torch give the interpreter's lock away, and get it back when no other thread wants it.
+    # Each operation of torch gives the interpreter's lock away, and then waits for other threads to get it back.
     if dtype in _NUMPY:
         return torch.from_numpy(memory.view(dtype))
     return torch.from_numpy(memory).view(torch_dtype(dtype))
@@ -133,5 +133,8 @@ def buffer_of(tensor: torch.Tensor) -> memoryview:
     assert tensor.is_contiguous()
     if not tensor.numel():
         return memoryview(b"")
+    # Memory does not tell that its numbers are to be read conjugated or negated.
+    assert not tensor.is_conj()
+    assert not tensor.is_neg()
     # Without operations of torch: see `tensor_from`.
     return np.asarray(_Memory(tensor, tensor.data_ptr(), tensor.nbytes)).data

@@ -6,7 +6,8 @@ import asyncio
 import random
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -31,24 +32,44 @@ def run(test: Test, ours: Security | None = None, theirs: Security | None = None
     """Run a test with both ends of a connection, over TLS if they have certificates."""
 
     async def main() -> None:
-        one, other = pair()
-        if ours is None or theirs is None:
-            tune(one)
-            tune(other)
-            ends = [Line(Plain(one)), Line(Plain(other))]
-        else:
-            calling = greet(one, Contexts(ours.certificates, called=False).current()[1], SERVER)
-            called = greet(other, Contexts(theirs.certificates, called=True).current()[1])
-            ends = [Line(moving) for moving, _ in await asyncio.gather(calling, called)]
-        try:
-            async with asyncio.timeout(T):
-                await test(ends[0], ends[1])
-        finally:
-            for end in ends:
-                end.close()
-            await asyncio.wait_for(asyncio.gather(*(end.released() for end in ends)), T)
+        async with both_ends(ours, theirs) as (one, other), asyncio.timeout(T):
+            await test(one, other)
 
     asyncio.run(main())
+
+
+@asynccontextmanager
+async def both_ends(ours: Security | None = None, theirs: Security | None = None) -> AsyncIterator[tuple[Line, Line]]:
+    """A line at each end of a connection. See `run`."""
+    one, other = pair()
+    if ours is None or theirs is None:
+        tune(one)
+        tune(other)
+        ends = [Line(Plain(one)), Line(Plain(other))]
+    else:
+        calling = greet(one, Contexts(ours.certificates, called=False).current()[1], SERVER)
+        called = greet(other, Contexts(theirs.certificates, called=True).current()[1])
+        ends = [Line(moving) for moving, _ in await asyncio.gather(calling, called)]
+    try:
+        yield ends[0], ends[1]
+    finally:
+        for end in ends:
+            end.close()
+        await asyncio.wait_for(asyncio.gather(*(end.released() for end in ends)), T)
+
+
+@asynccontextmanager
+async def socket_and_end() -> AsyncIterator[tuple[socket.socket, Line]]:
+    """A line, and a bare socket as its peer."""
+    one, two = pair()
+    tune(two)
+    end = Line(Plain(two))
+    try:
+        with one:
+            yield one, end
+    finally:
+        end.close()
+        await asyncio.wait_for(end.released(), T)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -80,10 +101,8 @@ def same(got: list[Record], sent: list[Record]) -> bool:
     return [(one.kind, one.header, one.data()) for one in got] == [(one.kind, one.header, one.data()) for one in sent]
 
 
-def test_one_thread_sends_several_records_without_a_hand_over_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread goes on with what its sender gives meanwhile."""
-    # On a busy machine the peer may not read for some milliseconds.
-    monkeypatch.setattr(lines, "_PATIENCE_S", T)
+def hand_overs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the pieces of work that lines give to threads from now on."""
     jobs: list[str] = []
     before = Line._in_thread
 
@@ -92,6 +111,14 @@ def test_one_thread_sends_several_records_without_a_hand_over_for_each(monkeypat
         before(self, work)
 
     monkeypatch.setattr(Line, "_in_thread", counted)
+    return jobs
+
+
+def test_one_thread_sends_several_records_without_a_hand_over_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread goes on with what its sender gives meanwhile."""
+    # On a busy machine the peer may not read for some milliseconds.
+    monkeypatch.setattr(lines, "_PATIENCE_S", T)
+    jobs = hand_overs(monkeypatch)
     sent = frames(1, 4 * MIB) * 24
 
     async def test(one: Line, other: Line) -> None:
@@ -99,12 +126,12 @@ def test_one_thread_sends_several_records_without_a_hand_over_for_each(monkeypat
         assert len(got) == len(sent)
 
     run(test)
-    # It begins with the first record, and again each time when it was faster than its sender.
+    # A thread begins with the first record. Another one begins each time when all that was given is sent.
     assert 1 <= jobs.count("_move_out") <= 9
 
 
 def one_mover(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread moves the bytes of all lines. It would wait for a peer for ever if nothing else were to do."""
+    """One thread moves the bytes of all lines. It waits for a peer for hours unless other work needs it."""
     monkeypatch.setattr(threads, "_THREADS", 1)
     monkeypatch.setattr(lines, "_PATIENT", 10**6)
     only = threads.Movers()
@@ -114,6 +141,7 @@ def one_mover(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thread_takes_turns_with_other_work_that_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends share one thread: it sends a part, receives it, and so on."""
     one_mover(monkeypatch)
+    jobs = hand_overs(monkeypatch)
     sent = frames(24, 4 * MIB)
 
     async def test(one: Line, other: Line) -> None:
@@ -121,6 +149,8 @@ def test_a_thread_takes_turns_with_other_work_that_waits_for_one(monkeypatch: py
         assert same(got, sent)
 
     run(test)
+    # 96 MiB in turns of at most 16.
+    assert jobs.count("_move_out") >= 6
 
 
 def test_a_peer_that_stops_in_the_middle_costs_no_thread_that_others_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,28 +158,17 @@ def test_a_peer_that_stops_in_the_middle_costs_no_thread_that_others_need(monkey
     half = of_frame(Frame(b"half", (memoryview(bytes(MIB)),)))
 
     async def main() -> None:
-        silent, two = pair()
-        tune(two)
-        waiting = Line(Plain(two))
-        coming = asyncio.ensure_future(waiting.receive())
-        with silent:
+        async with socket_and_end() as (silent, waiting), both_ends() as (one, other), asyncio.timeout(T):
+            coming = asyncio.ensure_future(waiting.receive())
             silent.sendall((half.head() + half.data())[: MIB // 2])
             while not waiting.busy:
                 await asyncio.sleep(0.01)
-            ends = pair()
-            for end in ends:
-                tune(end)
-            one, other = (Line(Plain(end)) for end in ends)
             sent = frames(8, MIB)
-            async with asyncio.timeout(T):
-                _, got = await asyncio.gather(send_all(one, sent), receive_all(other, len(sent)))
+            _, got = await asyncio.gather(send_all(one, sent), receive_all(other, len(sent)))
             assert same(got, sent)
             assert not coming.done()
             silent.sendall((half.head() + half.data())[MIB // 2 :])
-            assert same([await asyncio.wait_for(coming, T)], [half])
-        for line in (waiting, one, other):
-            line.close()
-            await asyncio.wait_for(line.released(), T)
+            assert same([await coming], [half])
 
     asyncio.run(main())
 
@@ -197,19 +216,14 @@ def test_a_record_that_comes_slowly_is_not_given_up(monkeypatch: pytest.MonkeyPa
     raw = record.head() + record.data()
 
     async def main() -> None:
-        one, two = pair()
-        tune(two)
-        end = Line(Plain(two))
-        coming = asyncio.ensure_future(end.receive())
-        with one:
+        async with socket_and_end() as (one, end):
+            coming = asyncio.ensure_future(end.receive())
             for start in range(0, 40 * 1024, 1024):  # 0.8 s
                 one.sendall(raw[start : start + 1024])
                 await asyncio.sleep(0.02)
             assert not coming.done()
             one.sendall(raw[40 * 1024 :])
             assert same([await asyncio.wait_for(coming, T)], [record])
-        end.close()
-        await asyncio.wait_for(end.released(), T)
 
     asyncio.run(main())
 
@@ -229,18 +243,13 @@ def test_a_receiver_is_woken_for_many_bytes_at_once_and_for_the_last_few(monkeyp
     raw = record.head() + record.data()
 
     async def main() -> None:
-        one, two = pair()
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        tune(two)
-        end = Line(Plain(two))
-        coming = asyncio.ensure_future(end.receive())
-        with one:
+        async with socket_and_end() as (one, end):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            coming = asyncio.ensure_future(end.receive())
             for start in range(0, len(raw), 4096):
                 one.sendall(raw[start : start + 4096])
                 await asyncio.sleep(0.0005)
             assert same([await asyncio.wait_for(coming, T)], [record])
-        end.close()
-        await asyncio.wait_for(end.released(), T)
 
     asyncio.run(main())
     # Without that it is one call for each of 257 pieces, and one more that finds nothing.

@@ -97,6 +97,16 @@ def test_bytes_of_scalars_empty_tensors_and_parameters() -> None:
         buffer_of(torch.ones(3, 2).t())
 
 
+def test_a_tensor_that_is_only_marked_as_conjugated_or_negated_is_refused() -> None:
+    """Its memory has other numbers."""
+    numbers = torch.tensor([1 + 2j, 3 + 4j])
+    imaginary = numbers[:1].conj().imag
+    assert imaginary.is_neg()
+    for marked in (numbers.conj(), imaginary):
+        with pytest.raises(AssertionError):
+            buffer_of(marked)
+
+
 def test_importing_tensors_does_not_import_torch() -> None:
     code = (
         "import sys, paramserver.tensors.codec, paramserver.tensors.dtypes, paramserver.tensors.hypers\n"

@@ -1,8 +1,8 @@
 """One bulk connection at one of its ends: records go out and come in. Threads move the bytes, an event loop decides.
 
 Small records are moved by the loop itself, since another thread would cost more than it gains. A thread waits
-for a peer for `_PATIENCE_S`, and some times more while no other work needs a thread. Then the loop watches the socket.
-So a slow peer costs no thread.
+for a peer for `_PATIENCE_S`, and up to `_PATIENT` times in a row while no other work needs a thread. Then the loop
+watches the socket. So a slow peer costs no thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROOM_IN_BYTES = 16 << 20
 _SMALL_BYTES = 64 << 10
 # One thread sends or receives so much before others get a turn, if they wait for one.
 _TURN_BYTES = 16 << 20
-# How long a thread waits at a time, and how often in a row while no other work needs it.
+# How long a thread waits for a peer at a time, and how often in a row while no other work needs a thread.
 _PATIENCE_S, _PATIENT = 0.01, 5
 # If nothing more of a record comes for so long, its sender is given up.
 _STALL_S = 20.0

@@ -34,5 +34,5 @@ class Movers:
 
 @cache
 def movers() -> Movers:
-    """Those of this process."""
+    """The threads of this process."""
     return Movers()
