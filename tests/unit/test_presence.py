@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,8 @@ def test_an_update_changes_what_it_names_and_the_beat() -> None:
     assert after.beat > before.beat
     presence.update(address="127.0.0.1:4711")
     assert [sign.address for sign in list_signs()] == ["127.0.0.1:4711"]
-    assert after.silence(after.beat + 20.0) == 20.0
+    assert replace(after, beat=512.0).silence(532.0) == 20.0
+    assert replace(after, beat=512.0).silence(500.0) == 0.0
     assert after.title == f"worker-3 (process {os.getpid()})"
 
 

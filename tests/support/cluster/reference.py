@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,20 +71,20 @@ def slice_by_slice(
                 backward(model, x, y)
             sums.append([None if p.grad is None else p.grad * len(x) for p in parameters])
         samples = sum(len(x) for x, _ in batches)
-        for parameter, total in zip(parameters, _pairwise(sums), strict=True):
+        for parameter, total in zip(parameters, pairwise(sums), strict=True):
             parameter.grad = None if total is None else total / samples
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
 
 
-def _pairwise(sums: list[list[Tensor | None]]) -> list[Tensor | None]:
+def pairwise(sums: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
     """Neighbours are added level by level; what has no neighbour goes up as it is."""
     while len(sums) > 1:
         pairs = [(sums[i], sums[i + 1]) for i in range(0, len(sums) - 1, 2)]
         rest = sums[-1:] if len(sums) % 2 else []
         sums = [[_add(a, b) for a, b in zip(left, right, strict=True)] for left, right in pairs] + rest
-    return sums[0]
+    return list(sums[0])
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
