@@ -21,10 +21,7 @@ from paramserver.core.layout.hypers import (
 )
 from paramserver.errors import ModelError
 from paramserver.tensors.own import describe_own, own_class, whole_again
-
-# Those with a fused kernel for CPU tensors of float32 and float64.
-FUSED = frozenset({"sgd", "adam", "adamw", "adagrad"})
-
+from paramserver.tensors.private import FUSED
 
 # Why an optimizer of torch cannot be run by servers.
 _WHY_NOT = {

@@ -15,23 +15,24 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from paramserver.tensors import private
+
 # Where torch keeps the exempt version of a function, once it has one.
 _KEPT = "__dynamo_disable"
 _COMPILER = "torch._dynamo"
 
 
 def postpone_compiler() -> None:
-    """Let optimizers do without the compiler until it is loaded. For the beginning of a process; may be repeated."""
+    """Let optimizers do without the compiler until it is loaded. For the beginning of a process; may be repeated.
+
+    If a later torch keeps the exempt version elsewhere, this has no effect, and processes start a second later.
+    """
+    private.tell()
     for member in list(vars(Optimizer).values()):
         outer = getattr(member, "__func__", member)
         inner = getattr(outer, "__wrapped__", None)
-        if getattr(outer, "__module__", "").startswith("torch") and _is_exempt(outer) and inner is not None:
+        if getattr(outer, "__module__", "").startswith("torch") and private.is_exempt(outer) and inner is not None:
             _postpone(outer, inner)
-
-
-def _is_exempt(function: Any) -> bool:
-    code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename == inspect.getsourcefile(torch._compile)
 
 
 def _postpone(outer: Callable[..., Any], inner: Any) -> None:

@@ -11,6 +11,7 @@ from paramserver.compress.casts import Cast
 from paramserver.compress.options import compressible
 from paramserver.core.layout.plan import Kind, Layout, Segment
 from paramserver.tensors.dtypes import buffer_of, tensor_from, torch_dtype
+from paramserver.tensors.private import copy_all, scale_all
 
 
 class FlatSpace:
@@ -171,10 +172,10 @@ def put_all(places: list[torch.Tensor], gradients: list[torch.Tensor], samples: 
     """`put` for many at once: to begin an operation on a device takes longer than most operations on it."""
     if not places:
         return
-    torch._foreach_copy_(places, gradients)
+    copy_all(places, gradients)
     if unscale != 1.0:
-        torch._foreach_mul_(places, unscale)
-    torch._foreach_mul_(places, samples)
+        scale_all(places, unscale)
+    scale_all(places, samples)
 
 
 def no_space() -> FlatSpace | None:

@@ -20,7 +20,8 @@ from paramserver.server.arithmetic.apply import ChunkState
 from paramserver.server.arithmetic.combine import TILE, Sum, combine
 from paramserver.tensors.dtypes import tensor_from, torch_dtype
 from paramserver.tensors.finite import are_finite, is_finite
-from paramserver.tensors.optimizers import FUSED, describe
+from paramserver.tensors.optimizers import describe
+from paramserver.tensors.private import FUSED
 from tests.support.unit.arithmetic import torch_only
 
 SHAPES = ((7, 5), (3,), (), (40,), (2, 3, 3), (1,), (65,))

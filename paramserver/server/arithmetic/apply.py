@@ -28,7 +28,8 @@ from paramserver.server.arithmetic.combine import Sum, scratch, split
 from paramserver.server.arithmetic.fused import Kernel, kernel_of
 from paramserver.server.arithmetic.state import StateEntry
 from paramserver.tensors.dtypes import torch_dtype
-from paramserver.tensors.optimizers import FUSED, build, check_state, given_numbers, kept_numbers, torch_hypers
+from paramserver.tensors.optimizers import build, check_state, given_numbers, kept_numbers, torch_hypers
+from paramserver.tensors.private import FUSED
 from paramserver.tensors.uncompiled import step
 
 # With an epsilon below this, padding could become 0 / 0 and is kept out of the runs.

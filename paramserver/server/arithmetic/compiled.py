@@ -18,6 +18,7 @@ from torch import Tensor
 from paramserver.core.layout.hypers import Hypers
 from paramserver.kernels.library import COPY, PLACES, ROWS, Formula, Kind, Library, Recipe, load
 from paramserver.server.arithmetic.fused import kernel_of
+from paramserver.tensors.private import FUSED
 
 log = structlog.get_logger("paramserver.server")
 
@@ -116,7 +117,7 @@ def _same_additions(library: Library) -> bool:
 
 
 def _same_steps(library: Library, optimizer: str) -> bool:
-    return all(_same(library, optimizer, hypers) for hypers in _SETTINGS[optimizer])
+    return optimizer in FUSED and all(_same(library, optimizer, hypers) for hypers in _SETTINGS[optimizer])
 
 
 def _same(library: Library, optimizer: str, hypers: Hypers) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paramserver.core.layout.hypers import Hypers
 from paramserver.kernels.library import Formula
 from paramserver.kernels.library import Kind as Step
+from paramserver.tensors.private import fused
 
 # (weights, gradient, state arrays, steps so far with this one, whether the arrays have no history yet)
 Apply = Callable[[Tensor, Tensor, Sequence[Tensor], Tensor, bool], None]
@@ -39,13 +39,13 @@ class Kernel:
 
 
 def kernel_of(name: str, hypers: Hypers) -> Kernel:
-    """The kernel of an optimizer in `tensors.optimizers.FUSED`, with valid hyper-parameters."""
+    """The kernel of an optimizer in `tensors.private.FUSED`, with valid hyper-parameters."""
     return _MAKERS[name](dict(hypers))
 
 
 def _sgd(numbers: dict[str, Any]) -> Kernel:
     def apply(weights: Tensor, gradient: Tensor, arrays: Sequence[Tensor], step: Tensor, first: bool) -> None:
-        torch._fused_sgd_([weights], [gradient], list(arrays), is_first_step=first and bool(arrays), **numbers)
+        fused["_fused_sgd_"]([weights], [gradient], list(arrays), is_first_step=first and bool(arrays), **numbers)
 
     def formula(steps: float, first: bool) -> Formula:
         lr, momentum = -numbers["lr"], numbers["momentum"]
@@ -57,7 +57,7 @@ def _sgd(numbers: dict[str, Any]) -> Kernel:
 
 def _adam(numbers: dict[str, Any]) -> Kernel:
     decoupled = numbers.pop("decoupled_weight_decay", False)
-    kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    kernel = fused["_fused_adamw_" if decoupled else "_fused_adam_"]
     numbers["beta1"], numbers["beta2"] = numbers.pop("betas")
 
     def apply(weights: Tensor, gradient: Tensor, arrays: Sequence[Tensor], step: Tensor, first: bool) -> None:
@@ -78,7 +78,7 @@ def _adagrad(numbers: dict[str, Any]) -> Kernel:
     initial = numbers.pop("initial_accumulator_value")
 
     def apply(weights: Tensor, gradient: Tensor, arrays: Sequence[Tensor], step: Tensor, first: bool) -> None:
-        torch._fused_adagrad_([weights], [gradient], [arrays[0]], [step], **numbers)
+        fused["_fused_adagrad_"]([weights], [gradient], [arrays[0]], [step], **numbers)
 
     return Kernel(("sum",), True, initial, apply)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paramserver.tensors.private import largest_of_all, subtract_all
 from paramserver.worker.flat import PartialSum, put, put_all
 
 if TYPE_CHECKING:
@@ -103,5 +103,5 @@ def _all_same(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], samples: int) 
         return True
     again = [torch.empty_like(place) for place, _ in pairs]
     put_all(again, [gradient for _, gradient in pairs], samples)
-    torch._foreach_sub_(again, [place for place, _ in pairs])
-    return not bool(torch.stack(torch._foreach_norm(again, math.inf, dtype=torch.float64)).any())
+    subtract_all(again, [place for place, _ in pairs])
+    return not bool(largest_of_all(again, torch.float64).any())

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paramserver import errors
 from paramserver.core.work.slices import DataSpec
@@ -103,17 +102,21 @@ class _Sum(torch.autograd.Function):
         return sums.backward(gradients[0] * samples) / samples, None
 
 
+# That of all layers of this kind; SyncBatchNorm has another one, for torch's process groups.
+_forward_of_one: Any = nn.BatchNorm1d.forward
+
+
 def _forward(sums: _Sums) -> Any:
     def forward(self: nn.SyncBatchNorm, x: Tensor) -> Tensor:
         if not self.training:
-            return _BatchNorm.forward(self, x)
+            return _forward_of_one(self, x)
         slices = sums.summing.slices
         if not slices:
             raise errors.UserError(
                 f"{sums.name} was called in training mode outside of the loop over the prepared loader, so its slice "
                 "is not known: call model.eval() before, or take the batch from the prepared loader"
             )
-        return _BatchNorm.forward(self, x) if slices == 1 else _over_slices(self, x, sums)
+        return _forward_of_one(self, x) if slices == 1 else _over_slices(self, x, sums)
 
     # Compiled code would not wait.
     return torch.compiler.disable(forward)  # type: ignore[no-untyped-call]

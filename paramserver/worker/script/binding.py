@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from paramserver.core.layout.plan import Kind, Plan, TensorSpec
 from paramserver.tensors.dtypes import SIZES, in_model_type, real_of
 from paramserver.tensors.finite import are_finite, is_finite
 from paramserver.tensors.hypers import groups_to_proto, optimizer_to_proto
+from paramserver.tensors.private import copy_all, largest_of_all, scale_all
 from paramserver.v1 import types_pb2
 from paramserver.wire.messages import tensor_to_proto
 from paramserver.worker.flat import FlatSpace, PartialSum, put, put_all
@@ -267,7 +267,7 @@ class ModelBinding:
         with torch.no_grad():
             if tensors := [buffer.tensor for buffer in self._buffers]:
                 starts = [self._start(buffer, tensor) for buffer, tensor in zip(self._buffers, tensors, strict=True)]
-                torch._foreach_copy_(tensors, starts)
+                copy_all(tensors, starts)
         self._buffer_marks = self._marks()
 
     def _marks(self) -> list[tuple[int, int]]:
@@ -372,8 +372,8 @@ class ModelBinding:
             now, start = (torch.cat([one.reshape(-1).to(dtype) for one in ones]) for ones in both)
             changes = list(torch.split(_change(now, start), [place.numel() for place in places]))
             changed.append(_has_changed(changes))
-            torch._foreach_copy_(places, [one.view_as(place) for one, place in zip(changes, places, strict=True)])
-            torch._foreach_mul_(places, samples)
+            copy_all(places, [one.view_as(place) for one, place in zip(changes, places, strict=True)])
+            scale_all(places, samples)
         if changed:
             found = torch.cat(changed).tolist()
             for buffer, used in zip((one for alike in buffers.values() for one in alike), found, strict=True):
@@ -409,7 +409,7 @@ def _change(now: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
 
 def _has_changed(changes: list[torch.Tensor]) -> torch.Tensor:
     """Which of these have a number other than zero, on their device. None of them is empty."""
-    return torch.stack(torch._foreach_norm(changes, math.inf)) != 0
+    return largest_of_all(changes) != 0
 
 
 def _dtype_name(tensor: torch.Tensor, name: str) -> str:

@@ -12,12 +12,13 @@ import bisect
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
+
+from paramserver.tensors.private import function_modes
 
 
 class Reader(Protocol):
@@ -78,9 +79,9 @@ class Reads(TorchFunctionMode):
 
     def begin(self, reader: Reader, views: Sequence[torch.Tensor]) -> bool:
         """Report to ``reader`` from now on; False where that is not possible, as if parameters are not these views."""
-        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        if self not in stack and (stack or _compiled()):  # the script's own mode may end before this one
-            return False
+        stack = function_modes()
+        if stack is None or (self not in stack and (stack or _compiled())):
+            return False  # the script's own mode may end before this one
         begins = [parameter.data_ptr() for parameter in self._parameters]
         if begins != [view.data_ptr() for view in views]:
             return False
@@ -96,7 +97,7 @@ class Reads(TorchFunctionMode):
     def end(self) -> None:
         """Report no more."""
         self._reader = None
-        stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        stack = function_modes()
         if stack and stack[-1] is self:  # below a mode of the script it stays, and does nothing
             self.__exit__(None, None, None)
 
@@ -156,12 +157,6 @@ def _extent(tensor: torch.Tensor) -> int:
     """The number of bytes from the first byte of a tensor to its last."""
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size() if tensor.numel() else 0
-
-
-def unheard() -> AbstractContextManager[None]:
-    """Context in which torch reports no calls to function modes, since the calls there are not the script's."""
-    found: AbstractContextManager[None] = torch._C.DisableTorchFunction()
-    return found
 
 
 def _compiled() -> bool:

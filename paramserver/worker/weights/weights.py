@@ -11,6 +11,7 @@ from paramserver import errors
 from paramserver.core.layout.plan import Kind
 from paramserver.core.versions.events import AtLeast, Latest
 from paramserver.failpoints import reach
+from paramserver.tensors.private import unheard
 from paramserver.tracing import SCRIPT
 from paramserver.worker.device import Ticket
 from paramserver.worker.flat import FlatSpace
@@ -24,7 +25,7 @@ from paramserver.worker.memory.places import Places
 from paramserver.worker.weights.incoming import IncomingWeights
 from paramserver.worker.weights.landing import Landings
 from paramserver.worker.weights.pulled import Pulled, merge
-from paramserver.worker.weights.reads import Reads, unheard
+from paramserver.worker.weights.reads import Reads
 
 log = structlog.get_logger("paramserver.worker")
 
