@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import runpy
 import signal
 import sys
@@ -24,6 +25,15 @@ from paramserver.processes.children import die_with_parent
 from paramserver.testing.arming import arm_if_told
 
 TERMINATED = 143
+# What torch and scripts complain of where nobody has told them their rank.
+_RANKS = re.compile(
+    r"\b((LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b|process group has not been initialized"
+    r"|[Uu]nknown .*backend.* paramserver"
+)
+_SAY_DDP = (
+    "paramserver: a script of torch.distributed is told its rank only by paramserver run --ddp SCRIPT. "
+    "A script that calls paramserver.init needs neither --ddp nor DistributedDataParallel"
+)
 # Not a real exit code: the job has ended.
 _ENDED = -1
 
@@ -155,6 +165,8 @@ def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: Non
         code = 130
     except BaseException as error:  # the top of the process: shown in full, from the script on
         logs.show_exception(error, _from_script(error.__traceback__, script))
+        if env.ENV_RANKS not in os.environ and asks_for_ranks(error):
+            logs.complain(_SAY_DDP)
         code, failure = 1, f"{type(error).__name__}: {error}"
     # The script has ended. The rest takes a moment, and must not be interrupted in the middle of an import.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -178,6 +190,15 @@ def become_rank() -> None:
     rank = os.environ[env.ENV_INDEX]
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def asks_for_ranks(error: BaseException) -> bool:
+    """Whether this is the error of a script of torch.distributed that was not told its rank.
+
+    >>> asks_for_ranks(KeyError("LOCAL_RANK"))
+    True
+    """
+    return isinstance(error, AssertionError | KeyError | RuntimeError | ValueError) and bool(_RANKS.search(str(error)))
 
 
 def _leave_on_signal(number: int, frame: object) -> None:

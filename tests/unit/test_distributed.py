@@ -58,12 +58,20 @@ def test_the_order_of_the_contributions_alone_decides_the_bits() -> None:
         (pb.REDUCTION_BAND, [2, 0]),
         (pb.REDUCTION_BOR, [7, 3]),
         (pb.REDUCTION_BXOR, [5, 3]),
+        (pb.REDUCTION_AVG, [4, 1]),
     ],
 )
 def test_reductions_of_whole_numbers(reduction: int, expected: list[int]) -> None:
     parts = [torch.tensor([3, 1]), torch.tensor([6, 2])]
     assert reduce(reduction, parts).tolist() == expected
     assert parts[0].tolist() == [3, 1], "contributions stay as they are"
+
+
+def test_an_average_of_whole_numbers_drops_its_fraction() -> None:
+    """As with NCCL, and with gloo where Lightning divides: towards zero. Lightning takes it for numbers of samples."""
+    parts = [torch.tensor([7, -7, 2**62]), torch.tensor([0, 0, 2**61]), torch.tensor([4, -4, 2])]
+    assert reduce(pb.REDUCTION_AVG, parts).tolist() == [3, -3, (2**62 + 2**61 + 2) // 3]
+    check_reduction(pb.REDUCTION_AVG, torch.int64)
 
 
 def test_half_precision_is_rounded_once() -> None:
@@ -73,7 +81,7 @@ def test_half_precision_is_rounded_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reduction", "dtype"), [(pb.REDUCTION_AVG, torch.int64), (pb.REDUCTION_BOR, torch.float32), (99, torch.float32)]
+    ("reduction", "dtype"), [(pb.REDUCTION_AVG, torch.bool), (pb.REDUCTION_BOR, torch.float32), (99, torch.float32)]
 )
 def test_what_cannot_be_reduced_is_refused(reduction: int, dtype: torch.dtype) -> None:
     with pytest.raises(ProtocolError, match=r"not possible|unknown"):

@@ -29,7 +29,7 @@ def check_reduction(reduction: int, dtype: torch.dtype) -> None:
     if reduction not in _OF_TWO:
         raise ProtocolError(f"reduction {reduction} is unknown")
     whole = not dtype.is_floating_point
-    if (reduction in _BITS and not whole) or (reduction == shard_pb2.REDUCTION_AVG and whole):
+    if (reduction in _BITS and not whole) or (reduction == shard_pb2.REDUCTION_AVG and dtype is torch.bool):
         name = shard_pb2.Reduction.Name(reduction).removeprefix("REDUCTION_").lower()
         raise ProtocolError(f"{name} of {str(dtype).removeprefix('torch.')} is not possible")
 
@@ -37,7 +37,8 @@ def check_reduction(reduction: int, dtype: torch.dtype) -> None:
 def reduce(reduction: int, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """The reduction of flat tensors of one size and type, one after the other; they stay as they are.
 
-    16-bit floats are reduced as float32 and rounded once.
+    16-bit floats are reduced as float32 and rounded once. An average of whole numbers drops its fraction: NCCL divides
+    so, and gloo's users (Lightning, for numbers of samples) divide the sum so.
     """
     of_two, dtype = _OF_TWO[reduction], parts[0].dtype
     wide = [part.float() for part in parts] if dtype in _HALVES else parts
@@ -45,5 +46,5 @@ def reduce(reduction: int, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     for part in wide[2:]:
         of_two(total, part, out=total)
     if reduction == shard_pb2.REDUCTION_AVG:
-        total /= len(parts)
+        total.div_(len(parts), rounding_mode=None if total.is_floating_point() else "trunc")
     return total.to(dtype)

@@ -27,7 +27,7 @@ class Net(lightning.LightningModule):  # type: ignore[misc]
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
         x = batch[0]
         loss: torch.Tensor = self.body(x).sub(x.sum(1, keepdim=True)).square().mean()
-        self.log("loss", loss, sync_dist=True)
+        self.log("loss", loss, sync_dist=True, on_step=True, on_epoch=True)  # averages whole numbers, too
         due = self.current_epoch == 2 and number == 1 and self.global_rank == 1
         if self.flag is not None and due and not self.flag.exists():
             self.flag.touch()
@@ -59,7 +59,7 @@ def main() -> None:
     print(f"goes on from {'last.ckpt' if last.exists() else 'nothing'}", flush=True)
     trainer.fit(model, loader, ckpt_path="last" if last.exists() else None)
     if trainer.is_global_zero:
-        torch.save(model.state_dict(), result)
+        torch.save({**model.state_dict(), "loss_epoch": trainer.callback_metrics["loss_epoch"]}, result)
 
 
 if __name__ == "__main__":
