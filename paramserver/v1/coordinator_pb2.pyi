@@ -873,28 +873,32 @@ class LoadPlace(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., count: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Agreed(_message.Message):
-    __slots__ = ("name", "epoch", "count", "value")
+    __slots__ = ("name", "epoch", "count", "value", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     epoch: int
     count: int
     value: float
-    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    version: int
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., value: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
 
 class AgreeRequest(_message.Message):
-    __slots__ = ("member", "mine", "name", "awaited")
+    __slots__ = ("member", "mine", "name", "awaited", "timeline")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     MINE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     AWAITED_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     member: int
     mine: Agreed
     name: str
     awaited: int
-    def __init__(self, member: _Optional[int] = ..., mine: _Optional[_Union[Agreed, _Mapping]] = ..., name: _Optional[str] = ..., awaited: _Optional[int] = ...) -> None: ...
+    timeline: int
+    def __init__(self, member: _Optional[int] = ..., mine: _Optional[_Union[Agreed, _Mapping]] = ..., name: _Optional[str] = ..., awaited: _Optional[int] = ..., timeline: _Optional[int] = ...) -> None: ...
 
 class AgreeResponse(_message.Message):
     __slots__ = ("agreed",)
@@ -911,7 +915,7 @@ class EvaluatedBatch(_message.Message):
     def __init__(self, index: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class EvaluateRequest(_message.Message):
-    __slots__ = ("member", "timeline", "epoch", "count", "slices", "done", "wants", "wait_s", "first", "leaves")
+    __slots__ = ("member", "timeline", "epoch", "count", "slices", "done", "wants", "wait_s", "first", "leaves", "undone")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -922,6 +926,7 @@ class EvaluateRequest(_message.Message):
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
+    UNDONE_FIELD_NUMBER: _ClassVar[int]
     member: int
     timeline: int
     epoch: int
@@ -932,7 +937,8 @@ class EvaluateRequest(_message.Message):
     wait_s: float
     first: int
     leaves: bool
-    def __init__(self, member: _Optional[int] = ..., timeline: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., slices: _Optional[int] = ..., done: _Optional[_Iterable[_Union[EvaluatedBatch, _Mapping]]] = ..., wants: bool = ..., wait_s: _Optional[float] = ..., first: _Optional[int] = ..., leaves: bool = ...) -> None: ...
+    undone: bool
+    def __init__(self, member: _Optional[int] = ..., timeline: _Optional[int] = ..., epoch: _Optional[int] = ..., count: _Optional[int] = ..., slices: _Optional[int] = ..., done: _Optional[_Iterable[_Union[EvaluatedBatch, _Mapping]]] = ..., wants: bool = ..., wait_s: _Optional[float] = ..., first: _Optional[int] = ..., leaves: bool = ..., undone: bool = ...) -> None: ...
 
 class EvaluateResponse(_message.Message):
     __slots__ = ("slices", "complete", "results", "waiting_for")
