@@ -294,6 +294,8 @@ class Context(Together):
         prepared, binding, model = self.prepared, self.prepared.binding, self.prepared.model
         if model is None or binding is None:
             raise errors.UserError("ctx.state_dict belongs after ctx.prepare of the model")
+        if self.engine.rollback.aborted:
+            self.engine.rollback.say("what ctx.state_dict gives")
         if prepared.models:
             return prepared.models.by_name(read_weights(binding, model, self.engine.reading.weights_now()))
         # First, since it may take in a newer version.
@@ -367,10 +369,13 @@ class Context(Together):
         if self._closed:
             log.warning("ctx.log was called after ctx.close(): this worker has left the job, and the values are lost")
             return
-        self.engine.progress.log(numbers)
         outside = None
         if self.prepared.loader is not None and not self._passes.in_loop:
             outside = (self.engine.shards.timeline, self.engine.weights.version)
+            if self.engine.rollback.aborted:
+                self.engine.rollback.say("what ctx.log is given")
+                return
+        self.engine.progress.log(numbers)
         self.engine.records.log(numbers, outside)
 
     def close(self) -> None:
@@ -389,7 +394,10 @@ class Context(Together):
             if failed and self.prepared.guard is not None:
                 self.prepared.guard.script_failed()
             self._loop.leave(self.prepared.loader is not None, failed)
+            undone = None if failed or self.engine.progress.safe else self.engine.rollback.ended_too_early()
             self._on_close(self)
+            if undone is not None:
+                raise undone
 
     def __enter__(self) -> Context:
         return self

@@ -64,6 +64,26 @@ class Facts:
         return self.engine.weights.version
 
     @property
+    def went_back(self) -> bool:
+        """True if the job went back to a checkpoint, and the script has had no batch, and begun no epoch, since then.
+
+        What the script computes meanwhile is of weights whose history was undone: it counts for no epoch, and
+        ``ctx.epochs`` gives the epochs since the checkpoint again. A script that keeps its own best model, or stops
+        early, leaves out the rest of such an epoch. Always false where servers have backups, unless both are lost.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> for epoch in ctx.epochs(2):
+        ...     for x, y in loader:
+        ...         F.mse_loss(model(x), y).backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...     if ctx.went_back:
+        ...         continue
+        ...     torch.save(ctx.state_dict(), "all.pt")
+        """
+        return self.engine.rollback.aborted or self.engine.rollback.behind
+
+    @property
     def seed(self) -> int:
         """``training.seed``, the same on all workers. For generators whose numbers all workers share.
 

@@ -107,7 +107,8 @@ class Together(Facts):
         """
         number = as_numbers({name: value}, {})[name]
         epoch, count = self._places.call(f"agree {name}")
-        return self.engine.agreeing.agree(_asked(name), (epoch + 1, count + 1), number)
+        place = epoch + 1, count + 1
+        return self.engine.agreeing.agree_on_measured(_asked(name), place, number, self._places.planned)
 
     def agreed(self, name: str = "value") -> list[float]:
         """The numbers of :meth:`agree` of this name so far, in order, also those from before this worker came.

@@ -354,6 +354,7 @@ class Recovery:
         job.loads.restore(where.loaded)
         job.poison.skip(where.poisoned)
         job.agreeing.restore(where.agreed)
+        job.agreeing.went_back(job.timeline, saved.version)
         job.registered.went_back(where.registered, saved.name, place)
         job.schedule.restore(where)
 

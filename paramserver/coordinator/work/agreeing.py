@@ -1,7 +1,8 @@
 """Numbers on which all workers agree: the first one for a place of the script counts, also for workers that come later.
 
-A learning rate that follows a measured loss is the same on all workers only if the loss is. A number that was agreed on
-stays, also when the job goes back. Numbers travel in checkpoints, for jobs that go on from there.
+A learning rate that follows a measured loss is the same on all workers only if the loss is. If the job goes back to a
+checkpoint, the numbers that were measured on later versions are forgotten, and agreed on again. Numbers travel in
+checkpoints, for jobs that go on from there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class Agreeing:
 
     def __init__(self, job: _Job) -> None:
         self._job = job
-        self._values: dict[_Place, float] = {}
+        # With the version on which the number was measured; 0: scripts do not come to the place again.
+        self._values: dict[_Place, tuple[float, int]] = {}
+        # The timeline that began when the job went back last, and the version to which it went back.
+        self._since, self._base = 0, 0
 
     async def agree(self, request: coordinator_pb2.AgreeRequest) -> coordinator_pb2.AgreeResponse:
         """A worker gives a number, or asks for those so far. Answers with all numbers of its name."""
@@ -43,17 +47,23 @@ class Agreeing:
             raise errors.ProtocolError(f"a number to agree on has a name of 1 to {_NAME_CHARS} characters")
         if request.HasField("mine"):
             place = request.name, request.mine.epoch, request.mine.count
-            if place not in self._values:
+            undone = request.timeline < self._since and request.mine.version > self._base
+            if place not in self._values and not undone:
                 if len(self._values) >= _MOST:
                     raise errors.ProtocolError(f"workers agree on at most {_MOST} numbers in a job")
-                self._values[place] = request.mine.value
+                self._values[place] = request.mine.value, request.mine.version
                 self._job.write_down()
                 await self._job.keeping.settled()
                 await self._job.changes.notify()
         elif request.awaited:
             await self._job.changes.wait_until(lambda: not self._comes(request.name, request.awaited), _PARK_S)
         values = sorted((place, value) for place, value in self._values.items() if place[0] == request.name)
-        return coordinator_pb2.AgreeResponse(agreed=[_message(place, value) for place, value in values])
+        return coordinator_pb2.AgreeResponse(agreed=[_message(place, *value) for place, value in values])
+
+    def went_back(self, timeline: int, version: int) -> None:
+        """The job went back to ``version``, and ``timeline`` has begun: numbers of later versions are forgotten."""
+        self._since, self._base = timeline, version
+        self._values = {place: value for place, value in self._values.items() if value[1] <= version}
 
     def _comes(self, name: str, epoch: int) -> bool:
         """Whether a number of this epoch is missing, and another worker may give it."""
@@ -63,14 +73,14 @@ class Agreeing:
 
     def write(self, record: coordinator_pb2.JobRecord) -> None:
         """Write all numbers into the record."""
-        record.agreed.extend(_message(place, value) for place, value in sorted(self._values.items()))
+        record.agreed.extend(_message(place, *value) for place, value in sorted(self._values.items()))
 
     def restore(self, agreed: Iterable[coordinator_pb2.Agreed]) -> None:
         """These numbers hold, too: those of an earlier coordinator, or of a checkpoint."""
         for one in agreed:
-            self._values.setdefault((one.name, one.epoch, one.count), one.value)
+            self._values.setdefault((one.name, one.epoch, one.count), (one.value, one.version))
 
 
-def _message(place: _Place, value: float) -> coordinator_pb2.Agreed:
+def _message(place: _Place, value: float, version: int) -> coordinator_pb2.Agreed:
     name, epoch, count = place
-    return coordinator_pb2.Agreed(name=name, epoch=epoch, count=count, value=value)
+    return coordinator_pb2.Agreed(name=name, epoch=epoch, count=count, value=value, version=version)

@@ -22,8 +22,8 @@ _PAGE_BYTES = 1 << 20
 _MAX_BYTES = 256 << 20
 # Evaluations that are kept for workers that come late.
 _KEPT = 1000
-# Timeline, epoch and count.
-_Place = tuple[int, int, int]
+# Timeline, epoch and count, and whether the place comes again on this timeline, with other weights.
+_Place = tuple[int, int, int, bool]
 
 
 class Evaluating:
@@ -67,7 +67,7 @@ class Evaluating:
     def _at(self, request: coordinator_pb2.EvaluateRequest) -> Evaluation:
         """The evaluation of this place of the script."""
         epoch, count = counting("epoch", request.epoch), counting("count", request.count)
-        place, size = (request.timeline, epoch, count), counting("batches", request.slices)
+        place, size = (request.timeline, epoch, count, request.undone), counting("batches", request.slices)
         if place[0] > self._job.timeline:
             raise errors.ProtocolError(f"timeline {place[0]} has not begun")
         found = self._all.get(place)

@@ -75,8 +75,8 @@ class Engine:
         self.paces = paces = Paces(member, modes, shards, slices, weights, sender)
         self.rollback = Rollback(member, modes, shards, slices, weights, sender, self.entry, paces)
         self.reading = Reading(member, modes, shards, weights, self.rollback)
-        self.agreeing = Agreeing(member)
-        self.evaluating = Evaluating(member, shards)
+        self.agreeing = Agreeing(member, shards, weights, self.rollback)
+        self.evaluating = Evaluating(member, shards, self.rollback)
         self.loading = Loading(member, shards, progress, weights, paces, self.rollback)
         self.summing = summing = Summing(member, shards, paces)
         self.loop = Loop(member, modes, shards, slices, progress, weights, sender, paces, self.rollback, summing)
@@ -119,7 +119,7 @@ class Engine:
             self.progress.enter("done")
             self.weights.take_home()
             # If the job goes back, epochs may be undone, which have to be trained again.
-            if self.member.rolled_back() and not self.progress.safe:
+            if (self.member.rolled_back() or self.rollback.aborted) and not self.progress.safe:
                 finished = ended = False
             timeout_s = self.member.session.options.join_timeout_s if finished or ended else _LEAVE_S
             heard = self.member.run(self._leave(timeout_s, finished=finished, ended=ended, not_main=not_main))

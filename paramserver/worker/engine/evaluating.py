@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from paramserver.v1 import coordinator_pb2
+from paramserver.worker.engine.rollback import Rollback
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.shards import Shards
 
@@ -15,19 +16,25 @@ _PARK_S, _CALL_S = 10.0, 60.0
 class Evaluating:
     """Makes the evaluations of one worker."""
 
-    def __init__(self, member: Member, shards: Shards) -> None:
-        self._member, self._shards = member, shards
+    def __init__(self, member: Member, shards: Shards, rollback: Rollback) -> None:
+        self._member, self._shards, self._rollback = member, shards, rollback
 
     def begin(self, epoch: int, count: int, batches: int) -> Dealt:
-        """The evaluation of this place of the script, of so many batches."""
-        return Dealt(self._member, self._shards.timeline, epoch, count, batches)
+        """The evaluation of this place of the script, of so many batches.
+
+        If the job went back in the middle of the script's epoch, the place comes again, with other weights.
+        """
+        undone = self._rollback.aborted
+        if undone:
+            self._rollback.say("what ctx.evaluate gives")
+        return Dealt(self._member, self._shards.timeline, epoch, count, batches, undone)
 
 
 class Dealt:
     """The batches of one evaluation, of which this worker gets some."""
 
-    def __init__(self, member: Member, timeline: int, epoch: int, count: int, batches: int) -> None:
-        self._member = member
+    def __init__(self, member: Member, timeline: int, epoch: int, count: int, batches: int, undone: bool) -> None:
+        self._member, self._undone = member, undone
         self._place = timeline, epoch, count, batches
         # Results that the coordinator does not know yet.
         self._done: dict[int, bytes] = {}
@@ -83,6 +90,7 @@ class Dealt:
                 wait_s=wait_s,
                 first=first,
                 leaves=leaves,
+                undone=self._undone,
             )
 
         reply = self._member.run(session.ask("Coordinator.Evaluate", request, _CALL_S))

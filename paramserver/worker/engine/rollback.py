@@ -45,6 +45,10 @@ class Rollback:
         self._moved = self._look_back = False
         # How often the job went back in a way that has undone something.
         self.undone = 0
+        # It did so since the script has begun an epoch or was given a batch: what the script computes now is of the
+        # weights to which the job went back, and the body in which the script is comes again, or counts for nothing.
+        self.aborted = False
+        self._said = 0
 
     def follow(self) -> None:
         """The job went back to a checkpoint: wait until it goes on, and go on from there with it."""
@@ -76,6 +80,7 @@ class Rollback:
             self.undo(before)
         elif self._loads is None or self._weights.version < stood:
             self.undone += 1
+            self.aborted = True
         log.info("going on", version=self._weights.version, timeline=self._shards.links.timeline)
 
     def carries(self, step: int) -> bool:
@@ -90,6 +95,35 @@ class Rollback:
             self.follow()
 
     # ---- the script's place in the data
+
+    @property
+    def behind(self) -> bool:
+        """Whether the job went back, and this worker still has weights of the history that was undone."""
+        view, mine = self._member.session.view, self._shards.links.timeline if self._shards.met is not None else -1
+        return 0 <= mine < view.timeline and not (view.HasField("carried_from") and view.carried_from == mine)
+
+    def goes_on(self) -> None:
+        """The script begins an epoch, or is given a batch: from now on it computes what counts."""
+        self.aborted = False
+
+    def say(self, what: str) -> None:
+        """Say once that ``what`` the script does now belongs to no history of the job."""
+        if self._said != self.undone:
+            self._said = self.undone
+            log.warning(
+                f"the job went back to a checkpoint in the middle of what the script does: {what} is of version "
+                f"{self._weights.version}, and counts for no epoch; ctx.went_back is true until the next batch"
+            )
+
+    def ended_too_early(self) -> errors.JobFailedError | None:
+        """The script ends here: what that means for what was undone, and not trained again; None: nothing."""
+        if not self.aborted:
+            return None
+        return errors.JobFailedError(
+            f"the script has ended right after the job went back to version {self._weights.version}: what it had "
+            "trained after that version is undone, and this worker has not trained it again. Leave the loop only where "
+            "ctx.went_back is false; start the job again, with --resume if it has a checkpoint directory"
+        )
 
     def open_epoch(self) -> int:
         """The epoch in which the job stands."""

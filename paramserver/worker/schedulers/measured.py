@@ -27,7 +27,8 @@ class MeasuredValues:
         epoch = self._passes.epoch + 1
         self._count = self._count + 1 if epoch == self._epoch else 1
         self._epoch = epoch
-        return self._engine.agreeing.agree(self._name, (epoch, self._count), value)
+        place = epoch, self._count
+        return self._engine.agreeing.agree_on_measured(self._name, place, value, self._passes.planned)
 
     def so_far(self, epochs: int) -> list[tuple[int, float]]:
         """The values of the first epochs, each with the number of epochs that were over.

@@ -36,6 +36,9 @@ def load(
     False: the job went back, and the script comes to this epoch and to this call once more.
     Raises ModelError for what does not fit, JobFailedError if the job went back before it was done.
     """
+    if passes.planned and engine.rollback.aborted:
+        engine.rollback.say("what ctx.load is given")
+        return False
     first = passes.epoch < 0 and engine.progress.slices == 0
     fixed = not (first or scheduled)
     state, groups = (None, []) if optimizers is None else take_state(binding, optimizers, fixed)

@@ -55,6 +55,7 @@ class Position:
                     self._thawing.begin_epoch(epoch)
                 self._schedules.begin_epoch(epoch)
                 self._objects.follow()
+                rollback.goes_on()
                 yield epoch
                 epoch = rollback.next_epoch(epoch)
             self._objects.settle()
@@ -144,6 +145,7 @@ class Position:
             if back is not None:
                 self._schedules.set_back(back)
             if engine.loop.may_compute(item):
+                engine.rollback.goes_on()
                 engine.member.phases.enter(DATA)
                 return item
             assert self._steps is not None

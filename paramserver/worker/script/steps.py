@@ -184,6 +184,7 @@ class Steps:
             self._clip_norm = clip_norm
         if self._position.data is None:
             self._binding.reset_buffers()
+            self._engine.rollback.goes_on()
             self._engine.records.has(self._engine.shards.timeline, self._engine.weights.version)
             self._draws.next()
 
