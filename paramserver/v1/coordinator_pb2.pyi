@@ -518,7 +518,7 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., metrics_url: _Optional[str] = ..., first_metric: _Optional[str] = ..., transport_reason: _Optional[str] = ..., host_tier: _Optional[str] = ..., samples_per_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs", "wanted_servers", "events", "samples_per_s", "dashboard", "blame", "history", "effective_batch", "lr_factor", "lr_factor_whole")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs", "wanted_servers", "events", "samples_per_s", "dashboard", "blame", "history", "effective_batch", "lr_factor", "lr_factor_whole", "said")
     class TroublesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +584,7 @@ class StatusResponse(_message.Message):
     EFFECTIVE_BATCH_FIELD_NUMBER: _ClassVar[int]
     LR_FACTOR_FIELD_NUMBER: _ClassVar[int]
     LR_FACTOR_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    SAID_FIELD_NUMBER: _ClassVar[int]
     job: str
     view: _types_pb2.View
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
@@ -628,7 +629,8 @@ class StatusResponse(_message.Message):
     effective_batch: int
     lr_factor: float
     lr_factor_whole: float
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ..., shards: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., samples_per_s: _Optional[float] = ..., dashboard: _Optional[str] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., effective_batch: _Optional[int] = ..., lr_factor: _Optional[float] = ..., lr_factor_whole: _Optional[float] = ...) -> None: ...
+    said: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ..., shards: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., samples_per_s: _Optional[float] = ..., dashboard: _Optional[str] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., effective_batch: _Optional[int] = ..., lr_factor: _Optional[float] = ..., lr_factor_whole: _Optional[float] = ..., said: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Blame(_message.Message):
     __slots__ = ("sentence", "chronic", "worst", "held", "staleness", "steps", "waited_s", "usual_s")
@@ -1069,10 +1071,14 @@ class ScaleResponse(_message.Message):
     def __init__(self, workers: _Optional[int] = ..., note: _Optional[str] = ..., servers: _Optional[int] = ..., paused_s: _Optional[float] = ...) -> None: ...
 
 class StopRequest(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "state", "said")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SAID_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    state: str
+    said: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reason: _Optional[str] = ..., state: _Optional[str] = ..., said: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StopResponse(_message.Message):
     __slots__ = ()
