@@ -110,8 +110,9 @@ class Launcher:
         own = settings.security.model_copy(update={"admin_token": SecretStr(self._token)})
         self._security = load_security(settings.model_copy(update={"security": own}), ADMIN)
         self._report = Reporting(self._settings, [self._token])
-        # The last line that was said.
+        # The last line that was said, and the lines at the end of a run with a result.
         self._said = ""
+        self._last_lines: list[str] = []
         self._directory = Path()
         # Where the user wants checkpoints; empty: nowhere.
         self._wanted_checkpoints = ""
@@ -143,6 +144,7 @@ class Launcher:
             await self._tell(code, self._said)
             return code
         except errors.ParamServerError as error:
+            self._last_lines = [str(error), *self._last_lines]
             await self._tell(error.exit_code, str(error))
             raise
         finally:
@@ -160,20 +162,21 @@ class Launcher:
         return started.result()
 
     async def _tell(self, code: int, why: str) -> None:
-        """Write the report of a run without a result. ``why``: in words; empty after a signal."""
-        if not self._report.wanted:
-            return
+        """Say how the run has ended: in a report, on its page. ``why`` there is no result; empty after a signal."""
         interrupted = self._signal is not None and self._signal.done()
         failed = self._supervisor.failed() if self._supervisor is not None and not interrupted else []
         channel = self._connect(self._address) if self._address else None
+        hurry_s = _REPORT_S if not interrupted else _REPORT_HURRY_S
+        lines = self._last_lines or [why or f"stopped by {signal.Signals(code - 128).name}"]
         try:
-            hurry_s = _REPORT_S if not interrupted else _REPORT_HURRY_S
             line = await self._report.broken_off(code, why, channel, self._directory / "logs", failed, hurry_s)
             if line:
                 self._display.line("", line)
+                lines.append(line)
         except errors.UserError as error:  # the exit code is not 0 already
             complain(f"paramserver: error: {error}")
         finally:
+            await self._report.tell(code, lines, channel, hurry_s)
             if channel is not None:
                 await channel.close()
 
@@ -324,7 +327,8 @@ class Launcher:
 
     def _print(self, lines: Sequence[str]) -> None:
         self._display.close()
-        for line in filter(None, lines):
+        self._last_lines = [*filter(None, lines)]
+        for line in self._last_lines:
             self._display.line("", line)
 
     async def _gather(

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paramserver.core.job.status import WELL, State
+from paramserver.core.records.digits import value_text
 from paramserver.launch.progress import Left, Progress, Rates, metric_text, shown_metric, time_text
 from paramserver.processes.lines import Output, harmless
 from paramserver.processes.rows import Rows
@@ -101,7 +102,7 @@ class LiveDisplay:
                 str(p.clock if asynchronous else p.version) if worker else "",
                 str(p.version) if p.role != "coordinator" else "",
                 f"{rates[p.name]:.0f}" if worker else "",
-                f"{p.metrics[metric]:.4f}" if metric in p.metrics else "",
+                value_text(p.metrics[metric]) if metric in p.metrics else "",
                 p.reason if p.role != "coordinator" else "",  # it is in the title
             )
             table.add_row(*(Text(cell) for cell in cells))

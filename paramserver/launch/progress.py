@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from paramserver.core.job.status import WELL
+from paramserver.core.records.digits import value_text
 from paramserver.v1 import coordinator_pb2
 from paramserver.web.facts import progress_of
 
@@ -50,7 +51,7 @@ def shown_metric(status: coordinator_pb2.StatusResponse) -> str:
 def metric_text(status: coordinator_pb2.StatusResponse) -> str:
     """Such as "loss 0.4321", the mean over the workers that have logged it; empty if scripts have logged nothing."""
     value = metric_mean(status)
-    return "" if value is None else f"{shown_metric(status)} {value:.4f}"
+    return "" if value is None else f"{shown_metric(status)} {value_text(value)}"
 
 
 def metric_mean(status: coordinator_pb2.StatusResponse) -> float | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +13,8 @@ from typing import Any
 
 from paramserver import errors
 from paramserver.config import Settings
+from paramserver.core.job.status import result_of
+from paramserver.machine.past import PastRun, keep_run
 from paramserver.membership.joining import versions
 from paramserver.processes.lines import plain
 from paramserver.processes.logfiles import Reader
@@ -17,12 +22,14 @@ from paramserver.report import outcome
 from paramserver.report.asking import ask_all
 from paramserver.report.data import Outcome, Output, Report
 from paramserver.report.keeper import Keeper
-from paramserver.report.secrets import secrets_of, without
+from paramserver.report.secrets import hidden, secrets_of, without
 from paramserver.report.writing import write_report
 from paramserver.transport.base import Channel
 from paramserver.v1 import coordinator_pb2
 
 _CALL_S = 10.0
+# Exit codes of runs that somebody has ended.
+_STOPPED = (129, 130, 143)
 # Of a process that failed.
 _LINES = 30
 
@@ -35,6 +42,7 @@ class Reporting:
         self._job = settings.cluster.job
         self._secrets = [*secrets_of(settings), *secrets]
         self._keeper = Keeper()
+        self._began_s = time.time()
         # The report was written, or cannot be written.
         self._over = False
 
@@ -69,6 +77,28 @@ class Reporting:
         """
         output = [Output(name=name, lines=lines) for name in failed if (lines := _last_lines(logs, name))]
         return await self._write(outcome.broken_off(code, why), channel, hurry_s, output=output)
+
+    async def tell(self, code: int, lines: Sequence[str], channel: Channel | None, timeout_s: float) -> None:
+        """Say how the run has ended: to the page, by way of the coordinator, and to the list of past runs."""
+        stopped = code in _STOPPED or (not code and bool(lines) and lines[0].startswith("stopped: "))
+        state = "stopped" if stopped else "failed" if code else "done"
+        if channel is not None:
+            with suppress(errors.ParamServerError):
+                request = coordinator_pb2.StopRequest(state=state, said=lines)
+                await channel.call("Coordinator.Stop", request, timeout=timeout_s)
+        with suppress(OSError):  # somebody has removed the working directory
+            command, result = hidden([shlex.join(["paramserver", *sys.argv[1:]]), result_of(lines)], self._secrets)
+            run = PastRun(
+                name=self._job,
+                began_s=self._began_s,
+                ended_s=time.time(),
+                command=command,
+                directory=os.getcwd(),
+                code=code,
+                result=f"{state}: {result}" if result else state,
+                report=str(self.path.absolute()) if self.path is not None and self.path.is_file() else "",
+            )
+            keep_run(run)
 
     async def _write(
         self,

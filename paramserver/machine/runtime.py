@@ -58,12 +58,20 @@ def check_private(directory: Path) -> None:
         raise ConfigError(f'runtime directory "{directory}" is open to others; run: chmod 700 "{directory}"')
 
 
-def write(name: str, facts: DataclassInstance) -> Path:
+def state_root(environ: Mapping[str, str] | None = None) -> Path:
+    """Where files of this user lie that outlive a restart of the machine. Raises RuntimeError without a home."""
+    environ = os.environ if environ is None else environ
+    given = environ.get("XDG_STATE_HOME")
+    return (Path(given) if given else Path.home() / ".local/state") / "paramserver"
+
+
+def write(name: str, facts: DataclassInstance, directory: Path | None = None) -> Path:
     """Write a file of the runtime directory, which only this user can read, and which is replaced as a whole.
 
-    Raises ConfigError if the directory cannot be used, OSError if the file cannot be written.
+    ``directory``: another one, which is there. Raises ConfigError if the runtime directory cannot be used, OSError if
+    the file cannot be written.
     """
-    directory = secure_runtime_directory()  # somebody may have cleaned up the temporary files
+    directory = directory or secure_runtime_directory()  # somebody may have cleaned up the temporary files
     handle, temporary = tempfile.mkstemp(dir=directory, prefix=f"{_NEW}{os.getpid()}-")
     try:
         with os.fdopen(handle, "w") as file:

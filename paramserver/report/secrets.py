@@ -39,8 +39,13 @@ def secrets_of(settings: Settings) -> list[str]:
 
 def without(report: Report, secrets: Iterable[str]) -> Report:
     """The report with ``***`` in place of each of these texts."""
-    hidden = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
-    return Report.model_validate(_replaced(report.model_dump(mode="json"), hidden)) if hidden else report
+    return Report.model_validate(hidden(report.model_dump(mode="json"), secrets))
+
+
+def hidden(value: T, secrets: Iterable[str]) -> T:
+    """The same texts, lists and dictionaries with ``***`` in place of each of these secrets."""
+    found: T = _replaced(value, sorted({one for one in secrets if len(one) >= _SHORTEST}, key=len, reverse=True))
+    return found
 
 
 def _replaced(value: Any, hidden: list[str]) -> Any:

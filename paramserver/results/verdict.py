@@ -11,6 +11,7 @@ from paramserver.checkpoint.names import parse_name
 from paramserver.checkpoint.place import Place
 from paramserver.config import Run
 from paramserver.core.job.status import took_over
+from paramserver.core.records.digits import value_text
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 # Exit code of a run that has broken a promise.
@@ -64,7 +65,7 @@ def broken_untrained(run: Run) -> list[str]:
 
 def closing_lines(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any]) -> list[str]:
     """The last lines of a run. The very last says that every promise is kept, or there is a line per broken promise."""
-    values = [f"{name} {value:.4f}" for name, value in sorted(summary["metrics"].items())]
+    values = [f"{name} {value_text(value)}" for name, value in sorted(summary["metrics"].items())]
     more = [f"and {len(values) - _VALUES} more values"] if len(values) > _VALUES else []
     metrics = ", ".join(values[:_VALUES] + more)
     broken: list[str] = summary["broken_promises"]

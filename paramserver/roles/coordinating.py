@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -70,7 +70,7 @@ class Coordinating:
         self.address = ""
         # The address of the dashboard; empty: there is none.
         self.dashboard = ""
-        self.show_end: Callable[[], Awaitable[None]] | None = None  # called when the job is over, for those who watch
+        self.show_end: Callable[[], Coroutine[Any, Any, None]] | None = None  # called at the end, for those who watch
         self._settings = settings
         self._options = options
         self._open_store = open_store
@@ -191,8 +191,6 @@ class Coordinating:
             leading()
             service.job.tasks.begin(self._resuming.watch(service))
             how = await asyncio.shield(service.job.over)
-            if self.show_end is not None:
-                await self.show_end()
             if how == "found":
                 if not (stood_by or self._options.resume):
                     raise self._resuming.refuse()
@@ -200,8 +198,10 @@ class Coordinating:
                 return None
             return await self._conclude(service, how)
         finally:
-            self.endpoint.service = None
             # A signal that comes now must not interrupt this.
+            if self.show_end is not None:
+                await to_the_end(self.show_end())
+            self.endpoint.service = None
             await to_the_end(self._wind_up(service, led, keeping))
             if writing is not None:
                 await asyncio.to_thread(writing.close)
@@ -308,6 +308,7 @@ class Coordinating:
             how_so = broken_off(service.job.life.exit_code, service.job.reason)
             line, _ = await self._report(service, how_so)  # the code is not 0 already
             self._say_all([line])
+            service.job.ending.say(Phase.FAILED, [service.job.reason, line])
             return service.job.life.exit_code
         if how == "stopped":
             await service.job.changes.wait_until(lambda: not service.job.worker_infos(), _LEAVE_S)
@@ -335,17 +336,19 @@ class Coordinating:
         except errors.ParamServerError as error:
             reason = f"the result could not be gathered: {error}"
             self._say(f"paramserver: error: {reason}")
+            service.job.ending.say(Phase.FAILED, [reason])
             await service.job.conclude(Ends(Phase.FAILED, reason, exit_code=error.exit_code))
             return error.exit_code
 
     async def _gather_now(self, service: CoordinatorService, how: str) -> int:
         status = await service.status(coordinator_pb2.StatusRequest(model=True))
         if not (status.HasField("model") and service.job.registry.ready):
-            self._say("the job has ended without training")
+            self._say(ended := "the job has ended without training")
             broken = broken_untrained(self._settings.run)
             line, unwritten = await self._report(service, without_training(broken))
             self._say_all([line, *broken_lines(broken)])
             code = unwritten or (BROKEN if broken else 0)
+            service.job.ending.say(Phase.FAILED if code else Phase.STOPPED, [ended, line, *broken_lines(broken)])
             await service.job.conclude(Ends(Phase.STOPPED, "ended without training", exit_code=code))
             return code
         run, directory = self._settings.run, self._settings.checkpoint.place
@@ -358,7 +361,8 @@ class Coordinating:
         *lines, last = closing_lines(status, summary)
         line, unwritten = await self._report(service, finished(summary, code), summary)
         # Without the report it is not true that everything promised is there.
-        self._say_all([*lines, line] if unwritten else [*lines, line, last])
+        said = [*lines, line] if unwritten else [*lines, line, last]
+        self._say_all(said)
         phase, reason = Phase.DONE, lines[0]
         if summary["broken_promises"]:
             phase, reason = Phase.FAILED, summary["broken_promises"][0]
@@ -366,6 +370,7 @@ class Coordinating:
             phase, reason, code = Phase.FAILED, "the report cannot be written", unwritten
         elif how == "stopped":
             phase, reason = Phase.STOPPED, service.job.reason
+        service.job.ending.say(phase, said)
         await service.job.conclude(Ends(phase, reason, json.dumps(summary), exit_code=code))
         return code
 

@@ -21,6 +21,7 @@ from paramserver.config import NO_CHECKPOINTS, Settings, hide_password, load_set
 from paramserver.machine.hosts import coordinator_place, server_place
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.presence import Presence
+from paramserver.machine.runtime import state_root
 from paramserver.processes.alive import process_birth
 from paramserver.processes.environment import ENV_WISH, JOB_FAILED_CODE, is_part
 from paramserver.testing.arming import arm_if_told
@@ -181,10 +182,10 @@ def _state_directory(settings: Settings) -> Path:
     """Where the private store of this job lies. Raises ConfigError if this user has no place for it."""
     given = settings.cluster.state_dir
     try:
-        root = Path(given) if given else Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+        root = Path(given) if given else state_root()
     except RuntimeError as error:
         raise errors.ConfigError("this user has no home directory: name one in cluster.state_dir") from error
-    return (root if given else root / "paramserver").absolute() / settings.cluster.job
+    return root.absolute() / settings.cluster.job
 
 
 def _join_lines(settings: Settings, address: str, security: Security, store_name: str) -> list[str]:

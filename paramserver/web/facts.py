@@ -30,6 +30,7 @@ _SAME = (
     *("losses", "checkpoint", "rollbacks", "steps_redone", "store", "store_operations", "uptime_s", "samples_per_s"),
     *("dashboard", "effective_batch", "lr_factor", "lr_factor_whole"),
 )
+_ENDED = {State.DONE: "is done", State.FAILED: "has failed", State.STOPPED: "was stopped"}
 _PROCESS = tuple(name for name in Process.model_fields if name not in ("metrics", "phases", "server"))
 
 
@@ -38,6 +39,7 @@ def status_of(response: coordinator_pb2.StatusResponse) -> Status:
     view = response.view
     mode, staleness = consistency_of(view.consistency)
     workers = [process for process in response.processes if process.role == "worker"]
+    there = [worker for worker in workers if not worker.gone] or workers
     done, planned = progress_of(response)
     facts: dict[str, Any] = {name: getattr(response, name) for name in _SAME}
     for name in ("troubles", "broken_promises"):
@@ -51,12 +53,12 @@ def status_of(response: coordinator_pb2.StatusResponse) -> Status:
         mode=mode,
         staleness=staleness,
         version=max((process.version for process in response.processes), default=0),
-        epoch=min((worker.epoch for worker in workers if not worker.gone), default=0),
+        epoch=(min if any(not worker.gone for worker in there) else max)((worker.epoch for worker in there), default=0),
         epochs=max((worker.epochs_planned for worker in workers), default=0),
         slices_done=done,
         slices_planned=planned,
         samples=sum(worker.samples for worker in workers),
-        metrics=means(worker.metrics for worker in workers if not worker.gone),
+        metrics=means(worker.metrics for worker in there),
         blame=[said for said in (response.blame.sentence, response.blame.chronic) if said],
         waits=_waits(response.blame),
         generation=view.generation,
@@ -64,6 +66,7 @@ def status_of(response: coordinator_pb2.StatusResponse) -> Status:
         slices_per_step=view.slices_per_step,
         poisoned_slices=list(response.poisoned),
         lost=list(response.lost),
+        said=list(response.said),
         processes=[_process(process) for process in response.processes],
     )
 
@@ -74,11 +77,13 @@ def sentence(response: coordinator_pb2.StatusResponse, mode: str | None, stalene
     servers = sum(process.role == "server" and not process.gone for process in response.processes)
     how = "in synchronous mode" if mode == "sync" else f"in asynchronous mode with staleness {staleness}"
     team = f"{_number(workers, 'worker')} and {_number(servers, 'server')}"
-    if response.state == State.TRAINING and workers:
+    if response.state in _ENDED:
+        said, team = f"Job {response.job} {_ENDED[State(response.state)]}", ""
+    elif response.state == State.TRAINING and workers:
         said = f"Job {response.job} is training {how} with {team}"
     else:
         said = f"Job {response.job} is {response.state or 'in a state that is not known'}, with {team}"
-    return f"{said}: {response.reason}." if response.reason else f"{said}."
+    return f"{said}: {response.reason.removesuffix('.')}." if response.reason else f"{said}."
 
 
 def _number(count: int, thing: str) -> str:

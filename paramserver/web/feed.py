@@ -37,6 +37,8 @@ class Feed:
         self._changed = asyncio.Condition()
         self._edition = 0
         self._closing = False
+        # The run has ended, and its last state is known: nothing changes any more.
+        self._over = False
         self._watching = 0
         # The status as JSON; empty if nobody watched at that time. CPU seconds of the last look.
         self._text = ""
@@ -49,7 +51,7 @@ class Feed:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        while not self._closing:
+        while not (self._closing or self._over):
             cost_s = 0.0
             try:
                 await self.look()
@@ -63,6 +65,7 @@ class Feed:
         began = time.thread_time()
         response = await self._ask(coordinator_pb2.StatusRequest(events=True))
         status = status_of(response)
+        self._over = self._over or bool(status.said)
         self._text = status.model_dump_json() if self._watching else ""
         # Whatever else this thread did meanwhile counts as well: then there are fewer looks.
         self._cost_s = time.thread_time() - began
@@ -92,27 +95,30 @@ class Feed:
         return self._history.series()
 
     async def updates(self) -> AsyncIterator[str]:
-        """`models.Update` as JSON, now, and again after each look; ends with the process, or after an hour."""
+        """`models.Update` as JSON, now, and again after each look; ends with the run, the process, or after an hour."""
         deadline = time.monotonic() + MAX_STREAM_S
         self._watching += 1
         try:
             if not self._text:
                 await self.look()
             known: set[Event] = set()
-            while not self._closing and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
                 fresh = [event for event in self._events if event not in known]
                 known = set(self._events)
-                edition = self._edition
+                edition, over = self._edition, self._over
                 events = Events(events=fresh).model_dump_json().removeprefix("{")
                 # The status is the same text for all who watch.
                 yield f'{{"status":{self._text},"at_s":{self._at_s},{events}'
-                await self._next(edition)
+                if over or not await self._next(edition):
+                    return
         finally:
             self._watching -= 1
 
-    async def _next(self, edition: int) -> None:
+    async def _next(self, edition: int) -> bool:
+        """Wait for a newer look; False: there will be none. The last look before the end is not left out."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._edition != edition or self._closing)
+            return self._edition != edition
 
     async def close(self) -> None:
         """Look no more, and end all streams."""

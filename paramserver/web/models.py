@@ -164,6 +164,9 @@ class Status(Model):
     store: str
     store_operations: int
     uptime_s: float
+    said: list[str] = Field(
+        default=[], description="The last lines of the run, when it has ended; nothing changes after that."
+    )
     dashboard: str = Field(description="The address of the page and of this API; empty: there is none.")
     takeovers: int | None = Field(default=None, exclude_if=_is_none, description="Jobs with replicas only.")
     repairs: int | None = Field(default=None, exclude_if=_is_none, description="Jobs with replicas only.")

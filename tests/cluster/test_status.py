@@ -178,6 +178,26 @@ def test_a_stopped_job_says_how_far_it_came() -> None:
     assert closing_lines(status, dict(summary))[0].startswith("stopped: sync, 14 steps, 1 of 2 epochs in ")
 
 
+def test_a_launcher_says_how_its_run_has_ended_and_nothing_else_changes() -> None:
+    hold = Hold(at=2)
+    with Cluster(1, 1) as cluster:
+        cluster.start(program(hold))
+        wait(hold.reached, "a slice")
+        said = ["done: sync, 24 steps in 1.0 s", "everything promised is there: 24 steps"]
+        stop = cluster.job.coordinator.stop
+        with pytest.raises(errors.ProtocolError, match="done, failed, stopped, not as 'well'"):
+            cluster.job.background.run(stop(coordinator_pb2.StopRequest(state="well", said=said)), CALL_S)
+        cluster.job.background.run(stop(coordinator_pb2.StopRequest(state="done", said=said)), CALL_S)
+        status = cluster.status()
+        assert (status.state, status.reason, list(status.said)) == ("done", "sync, 24 steps in 1.0 s", said)
+        hold.released.set()
+        cluster.join()
+        assert cluster.outcome().summary["steps"] == 24
+        said = ["ended: sync", "promise broken: the disk is full"]
+        cluster.job.background.run(stop(coordinator_pb2.StopRequest(state="failed", said=said)), CALL_S)
+        assert (cluster.status().state, cluster.status().reason) == ("failed", "the disk is full")
+
+
 def test_more_workers_than_slices() -> None:
     """It is said at scaling and in `status`; whoever prints is one that computes; the summary knows it, too."""
     hold, scaled = Hold(), threading.Event()

@@ -136,11 +136,55 @@ def test_the_page_shows_what_the_api_says_and_follows_the_job(place: Place, mode
 
         place.paramserver("stop").check()
         run.wait()
-        until("the end", lambda: "The job is over" in browser.text("#link"), 30.0)
+        until("the end", lambda: "The run is over" in browser.text("#link"), 30.0)
+        assert "was stopped" in browser.text("h1")
+        assert "everything promised is there" in browser.text("#end")
         assert browser.value("document.querySelectorAll('#workers tbody tr').length") == 2
         assert {address.split("/")[2] for address in browser.requests} == {url.removeprefix("http://")}
         refused = [text for text in browser.complaints if "Content Security" in text or "Error:" in text]
         assert refused == []
+
+
+@pytest.mark.long
+def test_the_page_ends_as_the_report_of_a_run(place: Place) -> None:
+    """Done, with all that was promised; a worker that was asked to leave is not red; then nothing is asked any more."""
+    run = place.launch("run", TRAIN, "--workers", "3", "--report", "r.html", "--", "--epochs", "24", "--pace", "0.1")
+    url = address_of(run)
+    until("training", lambda: get(f"{url}/api/v1/status")["state"] == "training", 60.0)
+    with Browser(place.work / "profile") as browser:
+        browser.open(url)
+        until("workers", lambda: browser.value("document.querySelectorAll('#workers tbody tr').length") == 3, 30.0)
+        place.paramserver("drain", "worker-2").check()
+        assert run.wait().code == 0
+        until("the end", lambda: "The run is over" in browser.text("#link"), 30.0)
+        assert re.search(r"^Job \S+ is done: sync, \d+ steps", browser.text("h1"))
+        assert "epoch 24 of 24 · 100 % done" in browser.text("#facts")
+        assert "everything promised is there" in browser.text("#end")
+        assert "r.html" in browser.text("#end")
+        assert browser.value("[...document.querySelectorAll('#workers .bad, #servers .bad')].length") == 0
+        assert "worker-2 stopped" in browser.text("#workers")
+        assert browser.value("document.querySelector('#controls').hidden")
+        assert browser.value("document.querySelectorAll('#ledger tbody tr').length") == 24
+        filtered = "f => {f.value = 'Worker-2'; f.dispatchEvent(new Event('input'))}"
+        browser.value(f"({filtered})(document.querySelector('#event-filter'))")
+        shown = browser.value("[...document.querySelectorAll('#events tbody tr')].map(row => row.textContent)")
+        assert shown
+        assert all("worker-2" in row for row in shown)
+        ticks = {"[1e-4, 1.2e-4, 1.4e-4]": "1e-4,1.2e-4,1.4e-4", "[0, 100, 200]": "0,100,200", "[0.5]": "0.5"}
+        assert {made: browser.value(f"distinct({made}).join()") for made in ticks} == ticks
+
+
+@pytest.mark.long
+def test_the_page_of_a_run_that_fails_says_so_and_why(place: Place) -> None:
+    script = place.work / "fails.py"
+    script.write_text(LOGS.replace("time.sleep(0.1)", "time.sleep(0.1)\n        assert epoch < 2, 'no samples left'"))
+    run = place.launch("run", script, "--workers", "2")
+    with Browser(place.work / "profile") as browser:
+        browser.open(address_of(run))
+        assert run.wait().code == 1
+        until("the end", lambda: "The run is over" in browser.text("#link"), 30.0)
+        assert re.search(r"^Job \S+ has failed: worker-\d failed with exit code 1", browser.text("h1"))
+        assert "its script failed: AssertionError: no samples left" in browser.text("#end")
 
 
 def log_in(browser: Browser, token: str) -> None:

@@ -115,7 +115,7 @@ def test_a_screen_from_the_wait_for_a_job_to_the_next_job(monkeypatch: pytest.Mo
         screen.heard(training(second * 10), f"12:00:0{second + 1}")
     text = shown(screen)
     assert "samples/s         30  ▁███" in text
-    assert "loss          0.0323  █▁▁▁" in text
+    assert "loss         0.03226  █▁▁▁" in text
     assert "12:00:01  job digits is training" in text
     for clock in ("12:00:05", "12:00:06"):
         screen.unheard("nobody answers at a:1", clock)

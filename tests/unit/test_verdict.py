@@ -41,6 +41,11 @@ def test_all_is_kept() -> None:
     )
 
 
+def test_a_small_value_is_shown_with_the_digits_that_count() -> None:
+    first = closing_lines(STATUS, {**SUMMARY, "metrics": {"lr": 0.00001, "loss": 0.5, "wd": 0.00012345}})[0]
+    assert first.endswith("loss 0.5000, lr 1e-05, wd 0.0001234")
+
+
 def test_what_is_not_there_is_not_named() -> None:
     lines = closing_lines(STATUS, {**SUMMARY, "checkpoint": "", "steps_skipped": 2})
     assert "checkpoint" not in lines[-1]

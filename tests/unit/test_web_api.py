@@ -323,3 +323,41 @@ def test_the_stream_has_the_status_the_moment_and_new_events() -> None:
     assert first.status == status_of(response())
     assert [event.text for event in first.events] == ["worker-0 joined"]
     assert first.at_s > 1.7e9
+
+
+def test_a_run_that_has_ended_says_how_in_its_sentence() -> None:
+    found = response()
+    found.state, found.reason = "done", "sync, 64 steps in 8.1 s"
+    found.said.extend(["done: sync, 64 steps in 8.1 s", "everything promised is there: 64 steps"])
+    found.processes[1].gone, found.processes[1].epoch = True, 1
+    said = status_of(found)
+    assert said.sentence == "Job digits is done: sync, 64 steps in 8.1 s."
+    assert (said.said[1], said.epoch, said.metrics) == (found.said[1], 1, {"loss": 0.5})
+    found.state, found.reason = "failed", "worker-0 failed with exit code 1."
+    assert status_of(found).sentence == "Job digits has failed: worker-0 failed with exit code 1."
+
+
+def test_whoever_watches_sees_the_last_state_though_the_coordinator_ends_at_once() -> None:
+    """The stream then ends by itself, so that the page asks no more."""
+
+    async def watched() -> list[str]:
+        coordinator = Imagined()
+        feed = Feed(coordinator.status)
+        updates = feed.updates()
+        seen = [Update.model_validate_json(await anext(updates)).status.state]
+        coordinator.response.state = "done"
+        coordinator.response.said.append("done: sync, 64 steps in 8.1 s")
+        await feed.look()
+        await feed.close()
+        return seen + [Update.model_validate_json(update).status.state async for update in updates]
+
+    assert asyncio.run(watched()) == ["training", "done"]
+
+
+def test_a_stream_ends_with_a_run_though_its_coordinator_stays() -> None:
+    async def watched() -> int:
+        coordinator = Imagined()
+        coordinator.response.said.append("done: sync, 64 steps in 8.1 s")
+        return len([update async for update in Feed(coordinator.status).updates()])
+
+    assert asyncio.run(asyncio.wait_for(watched(), 10.0)) == 1

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from paramserver.cli.target import NEAR, Where, find_target
-from paramserver.errors import ConfigError
+from paramserver.errors import ConfigError, UnavailableError
+from paramserver.machine.past import past_runs, told
 
 
 def dashboard(*, token: bool = False, where: Where = NEAR) -> int:
     """Print the address of the page of a running job, for a browser.
+
+    Where no job runs, print the past runs of this machine instead: when, how each ended, and where its report is.
 
     Parameters
     ----------
     token
         Print the admin token instead, with which the page takes commands. Keep the token secret: it can stop the job.
     """
-    target = find_target(where)
+    try:
+        target = find_target(where)
+    except UnavailableError:
+        runs = [] if token else past_runs(where.job)
+        if not runs:
+            raise
+        job = f"job {where.job}" if where.job else "job"
+        print(f"No {job} runs on this machine now. Past runs, the newest first:")
+        print("\n".join(line for run in runs for line in told(run)))
+        return 0
     if token:
         shown = target.security.admin.first()
         if not shown:

@@ -12,6 +12,7 @@ from rich.text import Text
 from paramserver.cli.look.events import Facts, changes
 from paramserver.cli.look.facts import describe, render
 from paramserver.core.job.status import WELL
+from paramserver.core.records.digits import value_text
 from paramserver.core.records.sparkline import sparkline
 from paramserver.launch.progress import Left, Progress, Rates, Waiting, metric_mean, shown_metric, time_text
 
@@ -130,7 +131,7 @@ class Screen:
     def _curves(self) -> list[str]:
         lines = [f"samples/s {self._samples_per_s[-1]:>10.0f}  {sparkline(self._samples_per_s)}"]
         if self._metric_name:
-            lines.append(f"{self._metric_name:<9} {self._metric[-1]:>10.4f}  {sparkline(self._metric)}")
+            lines.append(f"{self._metric_name:<9} {value_text(self._metric[-1]):>10}  {sparkline(self._metric)}")
         return lines
 
     def _left(self) -> list[str]:

@@ -21,6 +21,7 @@ from paramserver.wire.messages import PROTOCOL, consistency_to_proto
 
 log = structlog.get_logger("paramserver.coordinator")
 
+_ENDS = {"done": Phase.DONE, "failed": Phase.FAILED, "stopped": Phase.STOPPED}
 _PLAIN = coordinator_pb2.StatusRequest()
 
 
@@ -125,8 +126,16 @@ class Operators:
         return coordinator_pb2.CheckpointResponse(name=name, place=str(checkpoints.place))
 
     async def stop(self, request: coordinator_pb2.StopRequest) -> coordinator_pb2.StopResponse:
-        """End the job early: workers leave, and the result so far is gathered."""
-        if not self._job.ended:
+        """End the job early: workers leave, and the result so far is gathered.
+
+        With a state, the launcher says how the run has ended: people are shown that, and nothing else changes.
+        """
+        if request.state:
+            if request.state not in _ENDS:
+                raise errors.ProtocolError(f"a run has ended as {', '.join(_ENDS)}, not as {request.state[:20]!r}")
+            missed = [f"{name}: {why}" for name, why in self._job.reports.missed.items()]
+            self._job.ending.say(_ENDS[request.state], [*request.said, *(missed if request.state == "failed" else ())])
+        elif not self._job.ended:
             reason = request.reason[:200] or "stopped by an operator"
             log.info("stopping", reason=reason)
             await self._job.conclude(Ends(Phase.STOPPED, reason, released=False))

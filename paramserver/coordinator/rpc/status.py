@@ -8,7 +8,7 @@ import time
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.rpc.copies import heirs, shard_statuses, unprotected
 from paramserver.core.job.membership import Member, Presence, Role
-from paramserver.core.job.status import JobFacts, MemberFacts, again, job_status, member_status
+from paramserver.core.job.status import JobFacts, MemberFacts, again, job_status, member_status, result_of
 from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import data_to_proto
@@ -18,6 +18,8 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
     """Everything that a status page shows."""
     data = job.schedule.data
     facts = job_facts(job)
+    if job.ending.how is not None:
+        facts = JobFacts(job.ending.how, result_of(job.ending.said))
     status = job_status(facts)
     response = coordinator_pb2.StatusResponse(
         job=job.options.job,
@@ -58,6 +60,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         wanted_servers=job.resizing.seats,
         events=job.events.events() if request.events else (),
         dashboard=job.dashboard,
+        said=job.ending.said,
     )
     response.processes.add(
         role="coordinator",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Protocol
 
 import structlog
@@ -35,6 +36,8 @@ log = structlog.get_logger("paramserver.coordinator")
 _LOOK_S = 0.02
 # How long servers that have heard of all contributions may need until they stand at the same version.
 _EVEN_S = 10.0
+# Lines of the end that are kept, and characters of each.
+_LINES, _CHARACTERS = 50, 2000
 # The numbers of so many departed workers are kept one by one.
 _KEPT = 256
 
@@ -77,6 +80,13 @@ class Ending:
         # The last report of each worker, by member number; and the tallies of workers that are gone, by process.
         self._reports: dict[int, coordinator_pb2.WorkerReport] = {}
         self._gone: dict[int, coordinator_pb2.Tally] = {}
+        # How people are told that the run has ended, and its last lines; None: nobody has said so yet.
+        self.how: Phase | None = None
+        self.said: list[str] = []
+
+    def say(self, how: Phase, lines: Iterable[str]) -> None:
+        """The run has ended, as a launcher or this coordinator says to people in its last lines."""
+        self.how, self.said = how, [line[:_CHARACTERS] for line in filter(None, lines)][:_LINES]
 
     def write(self, record: coordinator_pb2.JobRecord) -> None:
         """Write into the record of the job how scripts have ended."""

@@ -6,6 +6,7 @@ Pure functions of facts that the coordinator knows. `JobState`, the state in mes
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,15 @@ def took_over(takeovers: int, repairs: int) -> str:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
+
+
+def result_of(lines: Sequence[str]) -> str:
+    """The sentence in the last lines of a run that a person needs first: a broken promise, else the first line.
+
+    The first word of a line says how the run has ended, which the state says as well.
+    """
+    first = next((line for line in lines if line.startswith("promise broken: ")), lines[0] if lines else "")
+    return re.sub(r"^(done|ended|stopped|promise broken): ", "", first)
 
 
 _ENDS = {Phase.FAILED: State.FAILED, Phase.STOPPED: State.STOPPED, Phase.DONE: State.DONE}

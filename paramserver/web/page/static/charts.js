@@ -142,7 +142,7 @@ const charts = (() => {
         { ...line(false), size: 26, space: 70,
           values: (_, ticks) => ticks.map((x) => (axis === "time" ? clockTime(x) : number(x))),
           incrs: () => (axis === "time" ? TIMES : STEPS) },
-        { ...line(true), size: 52, space: 28, values: (_, ticks) => ticks.map((y) => compact(y)) },
+        { ...line(true), size: 60, space: 28, values: (_, ticks) => distinct(ticks) },
       ],
       series: [{}, { stroke: () => colour("--curve"), width: 2, points: { show: false } }],
       hooks: { draw: [drawMarks], setCursor: [(plot) => readout(one, plot)] },
@@ -152,11 +152,6 @@ const charts = (() => {
 
   const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
   const STEPS = [1, 2, 5].flatMap((n) => [...Array(12).keys()].map((p) => n * 10 ** p)).sort((a, b) => a - b);
-
-  function compact(value) {
-    if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3)) return value.toExponential(0);
-    return String(Number(value.toPrecision(3)));
-  }
 
   // All curves begin and end at the same places, so that events stand one above the other.
   function span() {

@@ -56,7 +56,12 @@ function follow() {
     view.hear(update.events);
     view.draw();
     controls.follow(update.status);
-    if (OVER.has(update.status.state)) loadLedger();
+    const workers = update.status.processes.filter((p) => p.role === "worker");
+    if (OVER.has(update.status.state) || (workers.length && workers.every((p) => p.gone))) loadLedger();
+    if (!update.status.said.length) return;
+    source.close(); // nothing changes any more
+    byId("controls").hidden = true;
+    trouble("The run is over. This page asks nobody any more, and stays as it is until you close it.");
   };
   source.onerror = () => {
     gone("");

@@ -25,6 +25,19 @@ function number(value) {
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
 }
 
+// A number of a curve with so many digits that count.
+function compact(value, digits = 3) {
+  const rounded = Number(value.toPrecision(digits));
+  return value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3) ? rounded.toExponential() : String(rounded);
+}
+
+// The labels of an axis, with as many digits as tell where each tick lies.
+function distinct(ticks) {
+  const fine = 0.05 * Math.abs(ticks[1] - ticks[0]) || Infinity;
+  const all = [1, 2, 3, 4, 5, 6, 7, 8].map((digits) => ticks.map((y) => compact(y, digits)));
+  return all.find((texts) => texts.every((text, at) => Math.abs(Number(text) - ticks[at]) <= fine)) ?? all.at(-1);
+}
+
 function scaled(value, units) {
   let at = 0;
   while (value >= 1000 && at < units.length - 1) { value /= 1000; at += 1; }
@@ -50,7 +63,7 @@ const median = (values) => {
 // States have a symbol and a word besides their colour.
 const SYMBOLS = { well: "●", wait: "◐", bad: "▲" };
 const WELL = new Set(["training", "done", "replicated"]);
-const BAD = new Set(["failed", "stuck", "degraded", "lost", "no backup", "gone"]);
+const BAD = new Set(["failed", "stuck", "degraded", "lost", "no backup"]);
 const kindOf = (state) => (WELL.has(state) ? "well" : BAD.has(state) ? "bad" : "wait");
 const marked = (state) => `${SYMBOLS[kindOf(state)]} ${state}`;
 

@@ -19,9 +19,11 @@ const view = (() => {
     chip.hidden = false;
     chip.className = `chip ${kindOf(status.state)}`;
     say(chip, marked(status.state));
-    const parts = [`version ${number(status.version)}`, `${number(Math.round(status.samples_per_s))} samples/s`];
-    const traffic = status.processes.reduce((sum, p) => sum + (p.gone ? 0 : p.bytes_per_s), 0);
-    parts.push(`${bytes(traffic)}/s on the wire`);
+    const parts = [`version ${number(status.version)}`];
+    if (!status.said.length) {
+      const traffic = status.processes.reduce((sum, p) => sum + (p.gone ? 0 : p.bytes_per_s), 0);
+      parts.push(`${number(Math.round(status.samples_per_s))} samples/s`, `${bytes(traffic)}/s on the wire`);
+    }
     if (status.epochs) parts.push(`epoch ${Math.min(status.epoch + 1, status.epochs)} of ${status.epochs}`);
     if (status.slices_planned) parts.push(`${Math.floor(100 * status.slices_done / status.slices_planned)} % done`);
     if (status.checkpoint) parts.push(`checkpoint ${status.checkpoint}`);
@@ -32,7 +34,11 @@ const view = (() => {
     byId("progress").hidden = !status.slices_planned;
     if (status.slices_planned) byId("progress").value = status.slices_done / status.slices_planned;
     blame();
-    list(byId("wrong"), [...Object.values(status.troubles), ...Object.values(status.broken_promises)]);
+    const wrong = [...Object.values(status.troubles), ...Object.values(status.broken_promises)];
+    list(byId("wrong"), status.said.length ? [] : wrong);
+    byId("end").hidden = !status.said.length;
+    byId("end").className = status.said.length ? kindOf(status.state) : "";
+    list(byId("last-lines"), status.said);
   }
 
   const sentences = () => [status.blame ?? []].flat().filter(Boolean);
@@ -108,7 +114,7 @@ const view = (() => {
 
   // The name, with its state unless the worker trains, and its values of ctx.log for the pointer.
   function called(process) {
-    const state = process.gone ? "gone" : process.state;
+    const { state } = process;
     const box = element("span", "", kindOf(state));
     const values = Object.entries(process.metrics).map(([name, value]) => `${name} ${number(value)}`).join(", ");
     box.dataset.is = [process.name, state, values].join();
@@ -151,7 +157,7 @@ const view = (() => {
       : ["version", (p) => number(p.version), "number"]);
     columns.push(["now", now, "short"]);
     byId("workers-section").hidden = rows.length === 0;
-    say(byId("workers-title"), `Workers: ${there.length} there`);
+    say(byId("workers-title"), status.said.length ? "Workers" : `Workers: ${there.length} there`);
     fill(byId("workers"), columns, rows, (p) => (p.gone ? "gone" : named(p.name) ? "culprit" : ""));
     byId("phases").hidden = !timed;
     if (timed && !byId("phases").children.length) {
@@ -229,7 +235,7 @@ const view = (() => {
     const rows = status.processes.filter((p) => p.role !== "worker");
     const columns = [
       ["process", (p) => p.name, "name"],
-      ["state", (p) => marked(p.gone ? "gone" : p.state), (p) => kindOf(p.gone ? "gone" : p.state)],
+      ["state", (p) => marked(p.state), (p) => kindOf(p.state)],
       ["address", (p) => p.address, ""],
       ["version", (p) => (p.server ? number(p.version) : ""), "number"],
       ["wire", (p) => (p.server ? `${bytes(p.bytes_per_s)}/s` : ""), "number"],
@@ -264,12 +270,17 @@ const view = (() => {
   }
 
   function happened() {
+    const wanted = byId("event-filter").value.trim().toLowerCase();
+    const shown = events.filter((e) => `${e.kind} ${e.text}`.toLowerCase().includes(wanted));
+    say(byId("events-shown"), wanted ? `${shown.length} of ${events.length}` : "");
     fill(byId("events"), [
       ["time", (e) => clockTime(e.at_s), ""],
       ["version", (e) => number(e.version), "number"],
       ["event", (e) => [MARKS[e.kind]?.[0], e.text].filter(Boolean).join(" "), "long"],
-    ], [...events].reverse());
+    ], shown.reverse());
   }
+
+  byId("event-filter").addEventListener("input", happened);
 
   // ---- for page.js
 
