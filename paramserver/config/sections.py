@@ -251,6 +251,11 @@ class Training(Section):
         description="What happens if a gradient has NaN or infinity. skip: the step changes nothing. reject: the "
         "contribution is left out. fail: the run ends with an error.",
     )
+    compare_samples: bool = Field(
+        default=True,
+        description="Workers compare some samples of each loader, and a worker with other samples is refused. false: "
+        "samples are meant to differ between workers.",
+    )
     poison: Literal["fail", "skip"] = Field(
         default="fail",
         description="What happens if three workers have died while they computed the same slice. fail: the job ends, "

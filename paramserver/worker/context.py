@@ -16,12 +16,12 @@ from paramserver.compress.registry import pull_cast
 from paramserver.config import Settings
 from paramserver.core.work.passes import Passes
 from paramserver.worker.chosen import wire_of
+from paramserver.worker.data.own_draws import OwnDraws
 from paramserver.worker.engine import Engine
 from paramserver.worker.gradients.hooks import PushHook, of_script
 from paramserver.worker.models.preparing import Parts, Prepared
 from paramserver.worker.registered.objects import Objects
 from paramserver.worker.schedulers.schedules import Schedules
-from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import as_numbers
 from paramserver.worker.script.loaded import load, parts_of, read_weights
 from paramserver.worker.script.position import Position
@@ -52,8 +52,8 @@ class Context(Together):
         engine.configure(wire_of(settings), pull_cast(settings.training.pull_precision))
         self._on_close = on_close
         self._schedules = Schedules(engine, self._position, self._passes)
-        self._draws = Draws(engine, settings.training.seed)
         self._objects = Objects(engine)
+        self._own_draws = OwnDraws(bool(settings.cluster.coordinator), self._draws.seeded)
         self._loop = Position(engine, self._passes, self._schedules, self._objects)
         self.prepared = Prepared(
             Parts(
@@ -66,6 +66,8 @@ class Context(Together):
                 self._schedules,
                 self._draws,
                 self._objects,
+                self._compared,
+                self._own_draws,
             )
         )
         self._closed = False
@@ -93,6 +95,7 @@ class Context(Together):
             return self._draws.seed(purpose)
         if not self.prepared.steps.has_batch:
             raise errors.UserError("ctx.slice_seed belongs into the loop over the prepared loader, before the step")
+        self._own_draws.asked = True
         return self.prepared.steps.seed(purpose)
 
     @property

@@ -13,6 +13,8 @@ from paramserver.core.work.passes import Passes
 from paramserver.worker.engine import Engine
 from paramserver.worker.engine.evaluating import Dealt
 from paramserver.worker.facts import Facts
+from paramserver.worker.script.compared import Compared
+from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.evaluation import Evaluations
 from paramserver.worker.script.given import as_numbers
 from paramserver.worker.script.loader import SliceLoader
@@ -24,7 +26,11 @@ class Together(Facts):
     def __init__(self, settings: Settings, engine: Engine, passes: Passes) -> None:
         super().__init__(settings, engine)
         self._places = passes
-        self._evaluations = Evaluations(settings.training.seed, self.device, self._begin_evaluation)
+        self._draws = Draws(engine, settings.training.seed)
+        self._compared = Compared(engine.agreeing, engine.member.session.rank, settings)
+        self._evaluations = Evaluations(
+            settings.training.seed, self.device, self._begin_evaluation, self._compared, self._draws.seed_model
+        )
 
     def evaluate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Batches of a loader that is not trained on, shared out to all workers: each is evaluated by one of them.

@@ -104,6 +104,18 @@ def _describe_stream(loader: DataLoader[Any], accumulate: int, slices_per_step: 
         raise errors.DataError(str(error)) from error
 
 
+def tell_epoch(dataset: Any, epoch: int, depth: int = 4) -> None:
+    """Call ``set_epoch`` of a data set, and of the data sets that it is made of (a `Subset`, for example)."""
+    if callable(set_epoch := getattr(dataset, "set_epoch", None)):
+        set_epoch(epoch)
+    if depth:
+        several = getattr(dataset, "datasets", None)
+        inner = [getattr(dataset, "dataset", None), *(several if isinstance(several, list | tuple) else ())]
+        for one in inner:
+            if one is not None:
+                tell_epoch(one, epoch, depth - 1)
+
+
 def shuffled(sampler: Any, dataset: Any) -> bool | None:
     """Whether a sampler gives each sample once, in an order by chance (True) or in theirs (False); None: its own way.
 

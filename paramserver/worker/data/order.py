@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, Sampler
 
 from paramserver import errors
 from paramserver.core.work.slices import DataSpec, places_of, slice_batches, slice_indices, slice_samples, slice_seed
 from paramserver.worker.data.described import Sampling, sampling_of
+from paramserver.worker.data.generators import KINDS, generators_of, seed_generator, seed_generators
 from paramserver.worker.data.seeding import seeded
 
 # Epochs whose orders are kept. In asynchronous mode slices of several epochs may come in turn.
@@ -110,12 +108,13 @@ def order_of(loader: DataLoader[Any], data: DataSpec, seed: int, agree: Agree) -
 def draw(sampler: Any, most: int, seed: int, epoch: int) -> Sequence[Any]:
     """The entries that a sampler gives in an epoch, ``most`` at most.
 
-    All generators of the process, and those that the sampler and the samplers in it have, are seeded before. Those of
-    the process are afterwards as they were.
+    All generators of the process, and those that can be reached from the sampler, are seeded before. Those of the
+    process are afterwards as they were.
     """
     with seeded(slice_seed(seed, epoch, 0, "sampler")):
+        seed_generators(generators_of(sampler), slice_seed(seed, epoch, 0, "generators of the sampler"))
         for number, one in enumerate(_things(sampler, _DEPTH)):
-            _seed(one, slice_seed(seed, epoch, number, "generator of the sampler"))
+            seed_generator(one, slice_seed(seed, epoch, number, "generator of the sampler"))
             if callable(set_epoch := getattr(one, "set_epoch", None)):
                 set_epoch(epoch)
         drawn = list(islice(iter(sampler), most))
@@ -129,23 +128,10 @@ def _things(sampler: Any, depth: int) -> Iterator[Any]:
     """A sampler, and the samplers and generators that it has as attributes, always in the same order."""
     yield sampler
     for _, value in sorted(getattr(sampler, "__dict__", {}).items()):
-        if isinstance(value, torch.Generator | random.Random | np.random.RandomState | np.random.Generator):
+        if isinstance(value, KINDS):
             yield value
         elif isinstance(value, Sampler) and depth:
             yield from _things(value, depth - 1)
-
-
-def _seed(generator: Any, seed: int) -> None:
-    """Seed this if it is a generator."""
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    elif isinstance(generator, random.Random):
-        generator.seed(seed)
-    elif isinstance(generator, np.random.RandomState):
-        generator.seed(seed & 0xFFFFFFFF)
-    elif isinstance(generator, np.random.Generator):
-        bits: Any = generator.bit_generator
-        bits.state = type(bits)(seed).state
 
 
 def _digest(drawn: Sequence[Any]) -> float:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-import torch
 from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.core.work.slices import slice_seed
+from paramserver.worker.data.described import tell_epoch
+from paramserver.worker.data.digests import digest_of
+from paramserver.worker.data.generators import generators_of, seed_generators
 from paramserver.worker.data.order import Agree
 from paramserver.worker.data.seeding import restore, seeded, states
 
@@ -51,7 +52,10 @@ class Stream:
         self._kept, self._own, self._rank = kept, own, rank
         self._single = loader.batch_size is None
         data: Any = loader.dataset
-        self._sought = not loader.num_workers and all(hasattr(data, name) for name in ("state_dict", "load_state_dict"))
+        # Generators that data set and collate_fn own: seeded for each epoch. A state of the data set may lack theirs.
+        self._generators = generators_of(data, loader.collate_fn)
+        stateful = all(hasattr(data, name) for name in ("state_dict", "load_state_dict"))
+        self._sought = stateful and not loader.num_workers and not self._generators
         # Epochs begin with it, wherever the data set was left.
         self._first: Any = copy.deepcopy(data.state_dict()) if self._sought else None
         self._epoch, self._next = -1, 0
@@ -99,9 +103,7 @@ class Stream:
         """The next batch that is read is number ``at``: 0, or one whose state is known."""
         loader, data = self._loader, cast(Any, self._loader.dataset)
         self._iterator, self._next = None, at
-        for thing in (data, getattr(data, "dataset", None)):
-            if callable(set_epoch := getattr(thing, "set_epoch", None)):
-                set_epoch(self._epoch)
+        tell_epoch(data, self._epoch)
         options: dict[str, Any] = {} if self._single else {"drop_last": loader.drop_last}
         if loader.num_workers:
             options["prefetch_factor"] = loader.prefetch_factor
@@ -116,7 +118,9 @@ class Stream:
             worker_init_fn=loader.worker_init_fn,
             **options,
         )
-        with seeded(slice_seed(self._seed, self._epoch, self._rank if self._own else 0, "stream")):
+        seed = slice_seed(self._seed, self._epoch, self._rank if self._own else 0, "stream")
+        with seeded(seed):
+            seed_generators(self._generators, seed)
             if self._sought and not self._own:
                 state, chance = self._states.setdefault(at, (self._first, states()))
                 data.load_state_dict(copy.deepcopy(state))
@@ -162,7 +166,7 @@ class Stream:
 
     def _compare(self, found: Counted) -> None:
         """Raises DataError if the first batch is another one than in other workers."""
-        mine = float(int.from_bytes(_digest(found).digest()[:6], "little"))
+        mine = float(digest_of(found, 6)[0])
         if self._agree(self._epoch, mine) != mine:
             raise errors.DataError(
                 f"{type(self._loader.dataset).__name__} gives another first batch in epoch {self._epoch + 1} here than "
@@ -170,28 +174,3 @@ class Stream:
                 "generators of torch, NumPy and random; if each worker is to read samples of its own, say "
                 "ctx.prepare(..., own_streams=True)"
             )
-
-
-def _digest(value: Any) -> Any:
-    """A digest of what a batch has: tensors, numbers, texts, in lists, tuples and dicts. Anything else by its type."""
-    found = hashlib.blake2b()
-
-    def add(one: Any) -> None:
-        if isinstance(one, torch.Tensor):
-            flat = one.detach().to("cpu").contiguous().reshape(-1)
-            found.update(f"{one.dtype} {tuple(one.shape)} ".encode())
-            found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-        elif isinstance(one, dict):
-            for key, inner in one.items():
-                found.update(f"{key!r}: ".encode())
-                add(inner)
-        elif isinstance(one, list | tuple):
-            found.update(f"{len(one)} ".encode())
-            for inner in one:
-                add(inner)
-        else:
-            text = repr(one) if isinstance(one, str | bytes | int | float | bool) else type(one).__name__
-            found.update(text.encode())
-
-    add(value)
-    return found

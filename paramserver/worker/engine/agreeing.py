@@ -28,9 +28,12 @@ class Agreeing:
 
         ``version``: if the job goes back to an earlier version, the number is forgotten; 0: it stays.
         """
+        return self.agree_all(name, place, value, version).get(place, value)
+
+    def agree_all(self, name: str, place: Place, value: float, version: int = 0) -> Mapping[Place, float]:
+        """As :meth:`agree`; returns all numbers of this name, by place."""
         epoch, count = place
-        mine = coordinator_pb2.Agreed(epoch=epoch, count=count, value=value, version=version)
-        return self._ask(name, mine).get(place, value)
+        return self._ask(name, coordinator_pb2.Agreed(epoch=epoch, count=count, value=value, version=version))
 
     def agree_on_measured(self, name: str, place: Place, value: float, comes_again: bool) -> float:
         """As :meth:`agree`, for a number that was measured with the weights at hand.

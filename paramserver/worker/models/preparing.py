@@ -19,6 +19,7 @@ from paramserver.config.sections import Training
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
 from paramserver.worker.data.described import describe_loader, is_stream, with_turns
+from paramserver.worker.data.own_draws import OwnDraws
 from paramserver.worker.data.streams import Stream
 from paramserver.worker.engine import Engine
 from paramserver.worker.later.left_out import compare
@@ -32,6 +33,7 @@ from paramserver.worker.schedulers.position import SchedulePosition
 from paramserver.worker.schedulers.scheduler import StepScheduler
 from paramserver.worker.schedulers.schedules import Schedules
 from paramserver.worker.script.binding import ModelBinding
+from paramserver.worker.script.compared import Compared
 from paramserver.worker.script.draws import Draws
 from paramserver.worker.script.given import check_accumulate, check_loader, check_model, check_objects, check_scheduler
 from paramserver.worker.script.guard import Guard
@@ -58,6 +60,8 @@ class Parts:
     schedules: Schedules
     draws: Draws
     objects: Objects
+    compared: Compared
+    own_draws: OwnDraws
 
 
 class Prepared:
@@ -267,6 +271,7 @@ class Prepared:
         message = binding.message(self._parts.training.chunk_bytes)
         plan = self._parts.engine.entry.register(message, binding.space, bring(binding, state), guard, script=True)
         self.model, self.binding, self.guard = model, binding, guard
+        self._parts.draws.model_comes(model)
         guard.outside()
 
         def fetch() -> State:
@@ -309,6 +314,7 @@ class Prepared:
             )
         self._parts.engine.slices.register(data)
         self._parts.position.loader_comes(data)
+        self._parts.compared.trained(loader)
 
         def length() -> int:
             return self._parts.position.batches_per_epoch
@@ -324,7 +330,7 @@ class Prepared:
             source: Batches = StreamBatches(data, stream)
         else:
             source = IndexedBatches(loader, data, seed, self._parts.loop, agree)
-        self.loader = SliceLoader(loader, source, self._parts.device, self._parts.loop, length)
+        self.loader = SliceLoader(loader, source, self._parts.device, self._parts.loop, length, self._parts.own_draws)
         return self.loader
 
 

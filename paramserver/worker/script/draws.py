@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+from torch import nn
 
 from paramserver import errors
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.slices import assign, slice_seed
+from paramserver.worker.data.generators import OwnGenerators, generators_of_module
 from paramserver.worker.data.seeding import restore, seed_everything, states
 from paramserver.worker.engine import Engine
 from paramserver.worker.pace import Item
@@ -21,6 +25,7 @@ class Draws:
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine, self._seed = engine, seed
+        self._of_model: OwnGenerators | None = None
         # The slice of the next batch, if that is known.
         self._item: Item | None = None
         # (epoch, index, prefix of the purpose) of the seeds of the next batch.
@@ -28,6 +33,25 @@ class Draws:
         # The state of all generators before and after the first seed, until the first step.
         self._before: Any = None
         self._after: Any = None
+
+    def model_comes(self, model: nn.Module) -> None:
+        """Generators that modules of this model own are seeded for each batch, too."""
+        self._of_model = OwnGenerators(partial(generators_of_module, model))
+
+    def seeded(self) -> list[Any]:
+        """The generators of modules that are seeded for each batch."""
+        return self._of_model.found if self._of_model is not None else []
+
+    def begin_epoch(self) -> None:
+        """A slice of another epoch comes: modules may have got other generators."""
+        if self._of_model is not None:
+            self._of_model.begin_round()
+
+    def seed_model(self, seed: int) -> None:
+        """Seed all from which the model draws for a batch: the generators of the process, and those of its modules."""
+        seed_everything(seed)
+        if self._of_model is not None:
+            self._of_model.seed(seed)
 
     def first(self) -> None:
         """The model is prepared, and there is no loader so far: seed for the first batch."""
@@ -39,7 +63,7 @@ class Draws:
         else:  # no slice is known for this worker: its batch differs from those of all other workers
             self._named = engine.weights.version, engine.member.session.rank, "worker "
         self._before = states()
-        seed_everything(self.seed("model"))
+        self.seed_model(self.seed("model"))
         self._after = states()
 
     def loader_comes(self) -> None:
@@ -68,7 +92,7 @@ class Draws:
         self._item = item = self._engine.loop.coming()
         if item is not None:  # else the worker has no slice, and its generators go on
             self._named = item.epoch, item.index, ""
-            seed_everything(self.seed("model"))
+            self.seed_model(self.seed("model"))
 
     def seed(self, purpose: str) -> int:
         """A seed of the slice that the next batch belongs to."""

@@ -13,9 +13,10 @@ from paramserver import errors
 from paramserver.core.work.slices import slice_seed
 from paramserver.worker.data.described import describe_loader, is_stream, sampling_of
 from paramserver.worker.data.order import order_of
-from paramserver.worker.data.seeding import restore, seed_everything, states
+from paramserver.worker.data.seeding import restore, states
 from paramserver.worker.data.values import decode, encode
 from paramserver.worker.engine.evaluating import Dealt
+from paramserver.worker.script.compared import Compared
 from paramserver.worker.script.loader import inner_loader, to_device
 
 # Gives the evaluation of so many batches at this place of the script, and the place: its epoch and count.
@@ -25,8 +26,11 @@ Begin = Callable[[int], tuple[Dealt, int, int]]
 class Evaluations:
     """The evaluations of a script, one after the other."""
 
-    def __init__(self, seed: int, device: torch.device, begin: Begin) -> None:
+    def __init__(
+        self, seed: int, device: torch.device, begin: Begin, compared: Compared, seed_model: Callable[[int], None]
+    ) -> None:
         self._seed, self._device, self._begin = seed, device, begin
+        self._compared, self._seed_model = compared, seed_model
         self._present: Evaluation | None = None
         self.gathered: list[Any] | None = None
 
@@ -42,13 +46,14 @@ class Evaluations:
         data = describe_loader(loader)
         dealt, epoch, count = self._begin(data.slices_per_epoch)
         order = order_of(loader, data, self._seed, lambda _, digest: digest)
+        self._compared.evaluated(loader, epoch, count)
         number = slice_seed(self._seed, epoch + 1, count, "evaluate")
 
         def request(index: int) -> list[Any]:
             batches = order.batches(epoch + 1, index)
-            return [slice_seed(number, 0, index, "data"), *batches[0]] if batches else []
+            return [slice_seed(number, 0, index, "data"), -1, *batches[0]] if batches else []
 
-        self._present = Evaluation(loader, self._device, dealt, request, number)
+        self._present = Evaluation(loader, self._device, dealt, request, number, self._seed_model)
         former = states()
         try:
             results = yield from self._present.run()
@@ -69,7 +74,8 @@ class Evaluations:
 class Evaluation:
     """One evaluation of this worker.
 
-    ``request`` gives for a batch its seed, followed by the indices of its samples; nothing for one without samples.
+    ``request`` gives for a batch its seed and the epoch -1, followed by the indices of its samples; nothing for one
+    without samples.
     """
 
     def __init__(
@@ -79,8 +85,10 @@ class Evaluation:
         dealt: Dealt,
         request: Callable[[int], list[Any]],
         seed: int,
+        seed_model: Callable[[int], None],
     ) -> None:
         self._device, self._dealt, self._request, self._seed = device, dealt, request, seed
+        self._seed_model = seed_model
         # Its processes end with the last batch: nobody knows whether the script evaluates once more.
         self._inner = inner_loader(loader, self, loader.num_workers, False, None, sampling_of(loader).single)
         # Batches that were leased and not asked for; asked for and not loaded.
@@ -126,6 +134,6 @@ class Evaluation:
         for batch in self._inner:
             index = self._asked.popleft()
             self._result = None
-            seed_everything(slice_seed(self._seed, 0, index, "model"))
+            self._seed_model(slice_seed(self._seed, 0, index, "model"))
             yield to_device(batch, self._device)
             self._dealt.give(index, self._result or b"")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,8 +13,10 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.core.work.slices import DataSpec, places_of, slice_seed
-from paramserver.worker.data.described import sampling_of
+from paramserver.worker.data.described import sampling_of, tell_epoch
+from paramserver.worker.data.generators import OwnGenerators, generators_of
 from paramserver.worker.data.order import Agree, order_of
+from paramserver.worker.data.own_draws import OwnDraws
 from paramserver.worker.data.seeding import seed_everything
 from paramserver.worker.data.streams import Stream
 from paramserver.worker.pace import Item
@@ -29,17 +33,49 @@ _Part = tuple[Item, int]
 
 
 class SliceDataset(torch.utils.data.Dataset[Any]):
-    """The user's data set, seeded for the slice before its samples are read (augmentation included)."""
+    """The user's data set, seeded for the slice before its samples are read (augmentation included).
 
-    def __init__(self, dataset: Any) -> None:
+    Generators that the data set and the ``collate_fn`` own are seeded, too. Attributes are those of the data set: a
+    ``worker_init_fn`` finds this object in ``get_worker_info().dataset``.
+    """
+
+    _OWN = frozenset(("dataset", "_generators", "_epoch"))
+
+    def __init__(self, dataset: Any, collate: Any = None) -> None:
         self.dataset = dataset
+        self._generators = OwnGenerators(partial(generators_of, dataset, collate))
+        self._epoch: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._OWN or name.startswith("__"):  # not there yet
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
 
     def __getitems__(self, request: Sequence[Any]) -> list[Any]:
-        """The samples of one batch; ``request`` is the batch's seed followed by the indices."""
-        seed, *indices = request
+        """The samples of one batch; ``request`` is the batch's seed and its epoch, followed by the indices.
+
+        The epoch is -1 where there is none.
+        """
+        seed, epoch, *indices = request
+        if epoch != self._epoch:
+            self._begin(epoch)
         seed_everything(seed)
+        self._generators.seed(seed)
         fetch = getattr(self.dataset, "__getitems__", None)
         return list(fetch(indices)) if callable(fetch) else [self.dataset[index] for index in indices]
+
+    def _begin(self, epoch: int) -> None:
+        """A batch of another epoch comes than the last one."""
+        self._epoch = epoch
+        self._generators.begin_round()
+        if epoch >= 0:
+            tell_epoch(self.dataset, epoch)
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
@@ -91,7 +127,7 @@ def inner_loader(
             "multiprocessing_context": loader.multiprocessing_context,
         }
     return DataLoader(
-        SliceDataset(loader.dataset),
+        SliceDataset(loader.dataset, loader.collate_fn),
         batch_sampler=requests,
         num_workers=processes,
         collate_fn=Single(loader.collate_fn) if single else loader.collate_fn,
@@ -214,9 +250,10 @@ class IndexedBatches:
         self._unplanned.close()
 
     def _requests_of(self, item: Item) -> list[list[Any]]:
-        """For each batch of the slice its seed, followed by the indices of its samples."""
+        """For each batch of the slice its seed and epoch, followed by the indices of its samples."""
+        of_slice = self._seed, item.epoch, item.index // self._turns
         return [
-            [slice_seed(self._seed, item.epoch, item.index // self._turns, of_batch("data", number)), *indices]
+            [slice_seed(*of_slice, of_batch("data", number)), item.epoch, *indices]
             for number, indices in enumerate(self._order.batches(item.epoch, item.index))
         ]
 
@@ -287,6 +324,7 @@ class SliceLoader:
         device: torch.device,
         position: LoopPosition,
         length: Callable[[], int],
+        own_draws: OwnDraws | None = None,
     ) -> None:
         self.loader = loader
         self.dataset = loader.dataset
@@ -295,6 +333,7 @@ class SliceLoader:
         self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
         self._batches, self._device = batches, device
         self._position, self._length = position, length
+        self._own_draws = own_draws or OwnDraws(False, list)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIONS:
@@ -305,6 +344,11 @@ class SliceLoader:
         return self._length()
 
     def __iter__(self) -> Iterator[Any]:
+        iterator = self._pass()
+        self._own_draws.iterates(iterator)
+        return iterator
+
+    def _pass(self) -> Iterator[Any]:
         iteration = self._position.begin_pass()
         try:
             while (item := self._position.next_item(iteration)) is not None:
@@ -320,7 +364,9 @@ class SliceLoader:
                     except errors.RolledBackError:
                         break
                     self._position.begin(item, number, of, samples)
+                    self._own_draws.gets(sys._getframe().f_back)
                     yield to_device(batch, self._device)
+                    self._own_draws.asks()
                 else:
                     self._position.end(item)
         finally:

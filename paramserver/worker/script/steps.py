@@ -16,7 +16,6 @@ from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import DataSpec, slice_seed
 from paramserver.v1 import types_pb2
-from paramserver.worker.data.seeding import seed_everything
 from paramserver.worker.engine import Engine
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.pace import Item
@@ -99,6 +98,8 @@ class Steps:
         ``samples``: of the whole slice.
         """
         self.item, self._number, self._of, self._samples = item, number, of, samples
+        if self._batch is None or self._batch[0] != item.epoch:
+            self._draws.begin_epoch()
         self._batch = item.epoch, item.index
         if number == 0:
             self._engine.summing.begin(item, samples)
@@ -107,7 +108,7 @@ class Steps:
             self._schedules.align()
             self._guard.buffers()
             self._binding.leftover.begin()
-        seed_everything(self.seed("model"))
+        self._draws.seed_model(self.seed("model"))
         if number + 1 == of:  # gradients leave in the last backward pass, when they are complete
             self._begin_early(item)
 
