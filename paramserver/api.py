@@ -24,6 +24,7 @@ from paramserver.machine.hosts import route_to
 from paramserver.machine.torchrun import torchrun
 from paramserver.membership.joining import JoinOptions
 from paramserver.membership.settings import adopted, consistency_of, fetch, shared
+from paramserver.processes.ends import end_as_python
 from paramserver.processes.environment import ENV_INDEX, ENV_LOCAL, ENV_WISH, is_part, replaced_pids
 from paramserver.records.opening import check_records
 from paramserver.results.verdict import broken_sentences
@@ -123,9 +124,13 @@ def close_all() -> int:
 
 def _close_at_exit() -> None:
     """Set the exit code here: Python prints an error of an exit function, and ends with code 0 nevertheless."""
-    if code := close_all():
-        sys.stdout.flush()
-        os._exit(code)
+    try:
+        code = close_all()
+    except KeyboardInterrupt:
+        abandon_all("")
+        code = 130
+    if code:
+        end_as_python(code)
 
 
 # Contexts and clients that the script may leave open. A client closes itself when the script has dropped it.
@@ -308,6 +313,8 @@ async def _beat(engine: Engine) -> None:
 
 def abandon_all(failure: str) -> None:
     """Leave all jobs at once; other workers get the open slices. ``failure``: why the script failed, else empty."""
+    _contexts.clear()  # nothing is left to be closed at the end of Python
+    _clients.clear()
     for engine in list(_engines):
         engine.abandon(failure)
 

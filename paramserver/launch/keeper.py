@@ -19,6 +19,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.config import Settings, env_name, split_addresses
+from paramserver.launch.input import Input
 from paramserver.launch.poll import Poll
 from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how
 from paramserver.logs import configure
@@ -26,6 +27,7 @@ from paramserver.machine.hosts import split
 from paramserver.pki.security import load_security
 from paramserver.processes import environment as env
 from paramserver.processes.children import dying_with_me
+from paramserver.processes.ends import hand_on, listen
 from paramserver.processes.process import Child, Guard, stop_all
 from paramserver.processes.restarts import Restarts
 from paramserver.transport.addresses import join
@@ -104,8 +106,7 @@ async def _keep(settings: Settings, parts: Sequence[Part], restart: bool) -> int
     """Give a keeper what it works with: signals, a way to ask the coordinator, a guard of the processes."""
     again = Seats(Restarts(settings.cluster.max_restarts), log.warning, settings.cluster.lease_s)
     keeper = Keeper(parts, again, restart)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, keeper.on_signal, number)
+    listen(keeper.on_signal, keeper.hand_on)
     role = "worker" if parts[0].is_worker else "server"
     connect = connector(load_security(settings, role), "coordinator")
     poll = Poll(coordinator_channel(split_addresses(settings.cluster.coordinator), connect), keeper.hear, _ASK_S)
@@ -113,21 +114,22 @@ async def _keep(settings: Settings, parts: Sequence[Part], restart: bool) -> int
         poll.start()
     guard = Guard()
     try:
-        return await keeper.run(partial(_start, settings, guard), poll.ask)
+        return await keeper.run(partial(_start, settings, guard, Input(log.warning)), poll.ask)
     finally:
         await stop_all(keeper.children, 0.0)
         await poll.close()
         guard.close()
 
 
-async def _start(settings: Settings, guard: Guard, part: Part, replaces: Sequence[int]) -> Child:
+async def _start(settings: Settings, guard: Guard, given: Input, part: Part, replaces: Sequence[int]) -> Child:
     """Start a process in place of ended ones."""
     child = Child(part.name, guard, None)
     own = {env.ENV_PART: "1", **part.environ, **env.replacing(replaces)}
     if not part.is_worker:
         own["OMP_NUM_THREADS"] = "1"  # its threads work on a chunk each
-    environ = {**os.environ, **settings.given_as_environment(), **own}
-    await child.start(dying_with_me([*_COMMAND, *part.argv]), environ)
+    environ = {**os.environ, **settings.given_as_environment(), **(given.variables if part.is_worker else {}), **own}
+    with given.opened(part.is_worker) as stdin:
+        await child.start(dying_with_me([*_COMMAND, *part.argv]), environ, stdin=stdin)
     return child
 
 
@@ -246,6 +248,10 @@ class Keeper:
             self._end(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         else:
             self._kill("is killed")
+
+    def hand_on(self, number: signal.Signals) -> None:
+        """Give a signal to the script, if it has a handler for it."""
+        log.warning(hand_on({s.child.pid: s.name for s, part in self._seats.items() if part.is_worker}, number))
 
     def _end(self, number: signal.Signals) -> None:
         """Tell all processes to end; start none any more."""

@@ -21,11 +21,12 @@ from paramserver import errors
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import Settings, hide_password
 from paramserver.launch.display import Display, make_display
-from paramserver.launch.poll import Poll
-from paramserver.launch.preloading import preload
+from paramserver.launch.input import Input
+from paramserver.launch.poll import POLL_S, Poll
+from paramserver.launch.progress import where_it_stands
 from paramserver.launch.ranks import refuse_with_ddp
 from paramserver.launch.reporting import Reporting
-from paramserver.launch.spawn import Spawner
+from paramserver.launch.spawn import Spawner, preload
 from paramserver.launch.supervisor import Supervisor
 from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
@@ -33,6 +34,7 @@ from paramserver.machine.valkey import EmbeddedStore
 from paramserver.pki.security import load_security
 from paramserver.preload.starter import Preloading
 from paramserver.processes.alive import process_birth
+from paramserver.processes.ends import hand_on, listen
 from paramserver.processes.lines import Output, Outputs
 from paramserver.processes.logfiles import Logs
 from paramserver.processes.process import Guard, stop_all
@@ -50,9 +52,12 @@ from paramserver.transport.base import Channel
 from paramserver.transport.security.policy import ADMIN, COORDINATOR, SERVER
 from paramserver.v1 import coordinator_pb2, types_pb2
 
-# Together below the 5 s after which nothing may be left of an interrupted run.
-_WORKER_PATIENCE_S = 1.5
+# For scripts, after a signal: their exit functions and files; after Ctrl-C, whatever they do at a KeyboardInterrupt.
+_WORKER_PATIENCE_S = 5.0
+_CTRL_C_PATIENCE_S = 60.0
 _REST_PATIENCE_S = 1.5
+# For the last version, which is saved when all scripts have ended.
+_LAST_S = 2.0
 # Nobody waits for a run that has ended by itself: coordinator and servers may tidy up on a busy machine, too.
 _TIDY_S = 10.0
 # After so many leases without an answer, the coordinator is taken for hung.
@@ -123,6 +128,7 @@ class Launcher:
         self._spawner: Spawner | None = None
         self._supervisor: Supervisor | None = None
         self._poll: Poll | None = None
+        self._heard_last = coordinator_pb2.StatusResponse()
         self._published: Job | None = None
         self._address = ""
         self._signal: asyncio.Future[int] | None = None
@@ -132,8 +138,7 @@ class Launcher:
         """Start everything, wait for the workers, tidy up in every case."""
         loop = asyncio.get_running_loop()
         self._signal = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal, number)
+        listen(self._on_signal, self._hand_on)
         self._directory = Path(tempfile.mkdtemp(prefix="paramserver-"))
         self._keep_checkpoints()
         self._guard = Guard()
@@ -157,7 +162,7 @@ class Launcher:
             started.cancel()
             await asyncio.gather(started, return_exceptions=True)
             self._said = ""
-            self._display.line("", "stopping")
+            await self._interrupt(signalled.result())
             return 128 + signalled.result()
         return started.result()
 
@@ -188,6 +193,33 @@ class Launcher:
         assert self._signal is not None
         if not self._signal.done():
             self._signal.set_result(number)
+        elif self._spawner is not None:  # the second one ends the scripts, a third one what is being saved, too
+            workers = [child for child in self._spawner.children("worker") if child.running]
+            for child in workers or self._spawner.children("server", "coordinator"):
+                child.kill()
+
+    def _hand_on(self, number: signal.Signals) -> None:
+        workers = self._spawner.children("worker") if self._spawner is not None else []
+        self._say(hand_on({child.pid: child.name for child in workers if child.running}, number))
+
+    async def _interrupt(self, number: int) -> None:
+        """Let the scripts end as the signal asks them to, while servers still answer them; say what is left of the run.
+
+        Ctrl-C of a terminal reaches this process only, since each child has a session of its own.
+        """
+        workers = self._spawner.children("worker") if self._spawner is not None else []
+        line, patience_s = "stopping", _WORKER_PATIENCE_S
+        if number == signal.SIGINT:
+            patience_s = _CTRL_C_PATIENCE_S
+            line += f": the scripts get a KeyboardInterrupt and have {patience_s:g} s; Ctrl-C again ends them at once"
+        self._display.line("", line)
+        await stop_all(workers, patience_s, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        if self._poll is None or self._settings.run.ddp:
+            return
+        deadline = time.monotonic() + _LAST_S
+        while (status := await self._poll.ask()) is not None and status.closing and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)  # the last version is being saved
+        self._display.line("", where_it_stands(status or self._heard_last, self._wanted_checkpoints))
 
     async def _train(self) -> int:
         supervisor = await self._start()
@@ -207,6 +239,7 @@ class Launcher:
     def _heard(self, status: coordinator_pb2.StatusResponse) -> None:
         assert self._supervisor is not None
         self._supervisor.hear(status)
+        self._heard_last = status
         self._report.hear(status)
         self._update(status)
 
@@ -229,7 +262,7 @@ class Launcher:
     # ---- starting
 
     async def _start(self) -> Supervisor:
-        settings = self._settings
+        settings, loop = self._settings, asyncio.get_running_loop()
         store, name = settings.cluster.store, hide_password(settings.cluster.store)
         durable = store != "memory"
         assert self._guard is not None
@@ -252,6 +285,7 @@ class Launcher:
             self._token,
             holding,
             self._preloading or Executing(),
+            Input(lambda line: loop.call_soon_threadsafe(self._say, line)),
             self._fresh,
         )
         supervisor = self._supervisor = Supervisor(

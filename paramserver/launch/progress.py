@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -64,6 +65,20 @@ def metric_mean(status: coordinator_pb2.StatusResponse) -> float | None:
 def version_of(status: coordinator_pb2.StatusResponse) -> int:
     """The newest version that a process knows."""
     return max((p.version for p in status.processes), default=0)
+
+
+def where_it_stands(status: coordinator_pb2.StatusResponse, place: str) -> str:
+    """What is left of a run that is interrupted, and how to go on. ``place``: of its checkpoints, or empty.
+
+    >>> where_it_stands(coordinator_pb2.StatusResponse(checkpoint="step-00000004-t1"), "ckpt")
+    'interrupted at version 0; checkpoint step-00000004-t1 is saved; go on with: paramserver run --resume ckpt'
+    """
+    version = version_of(status)
+    if place and status.checkpoint:
+        go_on = shlex.join(["paramserver", "run", "--resume", place])
+        return f"interrupted at version {version}; checkpoint {status.checkpoint} is saved; go on with: {go_on}"
+    why = f"no checkpoint is known in {place}" if place else "the run has no --checkpoint-dir"
+    return f"interrupted at version {version}; {why}, so only what the script itself has saved is left"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""How the launcher starts its processes: command line, environment, and the first address of the coordinator."""
+"""How the launcher starts its processes: command line, environment, and the first address of the coordinator.
+
+Servers and workers are forks of preloaded processes: one for each environment that they have, mostly one in all.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,27 @@ from pathlib import Path
 from paramserver import errors
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import ENV_PREFIX, Settings, env_name
+from paramserver.launch.input import Input
 from paramserver.launch.seats import ChildFailedError
+from paramserver.preload.starter import Preloading
+from paramserver.preload.title import ROOM
 from paramserver.processes import environment as env
-from paramserver.processes.lines import Output
+from paramserver.processes.lines import OnceHeard, Output
 from paramserver.processes.process import Child, Guard
 from paramserver.processes.starting import Starter
 
 START_TIMEOUT_S = 60.0
 ROLES = (sys.executable, "-m", "paramserver.roles.child")
+_PRELOADED = "paramserver.roles.preloaded"
 
 
 class Spawner:
     """Starts the processes of one run. ``output(name)`` makes what takes a stream of a process.
 
     ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``starter``: how processes
-    are made. ``fresh``: an earlier job of this name does not count. ``address``: of the coordinator, once it was
-    started; ``dashboard``: the URL of its page, or "". A coordinator that is started again keeps both.
+    are made. ``given``: the standard input of workers. ``fresh``: an earlier job of this name does not count.
+    ``address``: of the coordinator, once it was started; ``dashboard``: the URL of its page, or "". A coordinator that
+    is started again keeps both.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class Spawner:
         admin_token: str,
         holding: Holding,
         starter: Starter,
+        given: Input,
         fresh: bool = False,
     ) -> None:
         self.address = self.dashboard = ""
@@ -52,6 +61,7 @@ class Spawner:
         self._guard = guard
         self._output = output
         self._starter = starter
+        self._input = given
         self._secrets = {
             env.ENV_STORE: store[0],
             env.ENV_STORE_NAME: store[1],
@@ -115,7 +125,8 @@ class Spawner:
         """A worker that wishes for this rank."""
         argv = ["worker", str(self._script), *self._script_args]
         ranks = {env.ENV_RANKS: f"{self._meeting} {self._settings.cluster.workers}"} if self._meeting else {}
-        return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces, ranks)
+        own = {**ranks, **self._input.variables}
+        return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces, own)
 
     def meet_anew(self) -> None:
         """The workers that are started from now on are ranks, which meet at a port that was not used before."""
@@ -140,7 +151,8 @@ class Spawner:
         child = Child(name, self._guard, self._output, self._starter)
         self._children = [*(c for c in self._children if c.running), child]
         environment = {**common_environment(threads), **self._internal(), **own}
-        await child.start([*ROLES, *argv], environment, pass_fds, light=name == "coordinator")
+        with self._input.opened(argv[0] == "worker") as stdin:
+            await child.start([*ROLES, *argv], environment, pass_fds, name == "coordinator", stdin)
         return child
 
     def _internal(self) -> dict[str, str]:
@@ -148,6 +160,20 @@ class Spawner:
         internal = {n: v for n, v in os.environ.items() if n.startswith(f"{ENV_PREFIX}INTERNAL_")}
         # An empty PARAMSERVER_CONFIG: the variables say everything, no file is read again.
         return {**internal, **self._settings.as_environment(), f"{ENV_PREFIX}CONFIG": ""}
+
+
+async def preload(
+    settings: Settings, script: Path, guard: Guard, output: Callable[[str], Output], say: Callable[[str], None]
+) -> Preloading:
+    """A starter whose processes are forked. ``output(name)`` makes what takes a stream of a process."""
+
+    def child() -> Child:
+        return Child("preload", guard, lambda name: OnceHeard(lambda: output(name)))
+
+    preloading = Preloading(ROLES, [sys.executable, "-m", _PRELOADED, str(script), ROOM], child, ENV_PREFIX, say)
+    for threads in sorted({1, settings.training.threads_per_worker}):
+        await preloading.prepare(common_environment(threads))
+    return preloading
 
 
 def common_environment(threads: int) -> dict[str, str]:

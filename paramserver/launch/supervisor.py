@@ -13,9 +13,8 @@ from paramserver.launch.ranks import Ranks
 from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how, server_pids
 from paramserver.launch.spawn import START_TIMEOUT_S, Spawner
 from paramserver.machine.valkey import EmbeddedStore
-from paramserver.processes.lingering import Lingering
 from paramserver.processes.restarts import Restarts
-from paramserver.processes.silence import Silence
+from paramserver.processes.silence import Lingering, Silence
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 # A worker's exit code after SIGTERM.

@@ -96,8 +96,8 @@ class Preloaded:
 
     def _ask(self, command: Command, line: socket.socket) -> None:
         assert self._control is not None
-        outputs = {1: command.stdout, 2: command.stderr}
-        given = {number: fd for number, fd in outputs.items() if fd is not None}
+        streams = {0: command.stdin, 1: command.stdout, 2: command.stderr}
+        given = {number: fd for number, fd in streams.items() if fd is not None}
         given |= {fd: fd for fd in command.pass_fds}
         request = Request(os.getpid(), command.argv, command.environment, tuple(given))
         memory = os.memfd_create("request")

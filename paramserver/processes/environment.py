@@ -15,6 +15,8 @@ ENV_WISH = "PARAMSERVER_INTERNAL_WISH"
 ENV_LOCAL = "PARAMSERVER_INTERNAL_LOCAL"
 # Of a DDP script: the port at which its ranks meet, and their number, with a space between.
 ENV_RANKS = "PARAMSERVER_INTERNAL_RANKS"
+# Set in a worker whose launcher has a terminal as standard input.
+ENV_TERMINAL = "PARAMSERVER_INTERNAL_TERMINAL"
 # Pids of the ended processes that had this seat before, with commas between.
 ENV_REPLACES = "PARAMSERVER_INTERNAL_REPLACES"
 # The name under which a coordinator leads in the store, and the name of its ended predecessor.

@@ -68,16 +68,17 @@ class Child:
         environment: Mapping[str, str],
         pass_fds: Sequence[int] = (),
         light: bool = False,
+        stdin: int | None = None,
     ) -> None:
         """Start it. Must be called in the launcher's main thread, with which the child dies.
 
-        ``light``: the program imports little (`Command`).
+        ``light``: the program imports little. ``stdin``: a descriptor (`Command`).
         """
         # asyncio would also wait for the end of pipes of its own before it says that the process has ended.
         outputs = [os.pipe() for _ in range(2)] if self._output is not None else []
         out, err = (outputs[0][1], outputs[1][1]) if outputs else (None, None)
         try:
-            self._process = await self._starter.start(Command(argv, environment, out, err, pass_fds, light))
+            self._process = await self._starter.start(Command(argv, environment, out, err, pass_fds, light, stdin))
         except BaseException:
             for ours, _ in outputs:
                 os.close(ours)
@@ -150,10 +151,10 @@ class Child:
             os.killpg(self._process.pid, number)
 
 
-async def stop_all(children: Sequence[Child], patience_s: float) -> None:
-    """Ask all to end, kill those that have not after ``patience_s``."""
+async def stop_all(children: Sequence[Child], patience_s: float, number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask all to end with this signal, kill those that have not after ``patience_s``."""
     for child in children:
-        child.terminate()
+        child.terminate(number)
     waiting = [child.exited for child in children if child.exited is not None and not child.exited.done()]
     if waiting:
         await asyncio.wait(waiting, timeout=patience_s)

@@ -10,10 +10,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A process to start. It begins a session of its own, and reads nothing from standard input.
+    """A process to start. It begins a session of its own.
 
     ``argv``: program and arguments. ``environment``: all of its variables. ``stdout``, ``stderr``: descriptors; None:
     those of this process. ``pass_fds``: descriptors that keep their numbers. ``light``: the program imports little.
+    ``stdin``: a descriptor; None: there is nothing to read.
     """
 
     argv: Sequence[str]
@@ -22,6 +23,7 @@ class Command:
     stderr: int | None = None
     pass_fds: Sequence[int] = ()
     light: bool = False
+    stdin: int | None = None
 
 
 class Started(Protocol):
@@ -58,7 +60,7 @@ class Executing:
         return await asyncio.create_subprocess_exec(
             *command.argv,
             env=dict(command.environment),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.DEVNULL if command.stdin is None else command.stdin,
             stdout=command.stdout,
             stderr=command.stderr,
             start_new_session=True,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import re
@@ -17,11 +18,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from paramserver import errors, logs
 from paramserver.config import Settings, load_settings
 from paramserver.processes import environment as env
 from paramserver.processes.children import die_with_parent
+from paramserver.processes.ends import end_as_python, listen
 from paramserver.testing.arming import arm_if_told
 
 TERMINATED = 143
@@ -60,9 +63,7 @@ def main() -> None:
 def _stopped() -> asyncio.Event:
     """An event that SIGTERM or SIGINT sets."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    listen(lambda number: stop.set())
     return stop
 
 
@@ -100,8 +101,7 @@ async def run_coordinator(settings: Settings) -> int:
         security,
         bulk.connector(security, "server", settings.cluster.transport != "grpc"),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
+    listen(coordinating.on_signal)
     host, _, port = (settings.cluster.coordinator or "127.0.0.1:0").rpartition(":")
     server = await grpc.serve([("Coordinator", coordinating.endpoint)], host.strip("[]"), int(port), security)
     coordinating.address = server.address
@@ -139,15 +139,19 @@ def _say_ready(addresses: str) -> None:
 def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: None) -> None:
     """Run a training script as ``python SCRIPT ARG ...`` would, with errors told as its user expects them.
 
-    On SIGTERM the worker gives back what it has not handed in, and leaves (exit code 143). ``at_end`` is called with
-    the exit code before this process ends with another one than 0.
+    On SIGTERM the worker gives back what it has not handed in, and leaves (exit code 143). With another exit code than
+    0 this process ends here, as Python ends a script; ``at_end`` is called with the code before.
     """
     script, *rest = argv
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).resolve().parent)
     code, failure = 0, ""
     signal.signal(signal.SIGTERM, _leave_on_signal)
+    if env.ENV_INDEX in os.environ:  # the launcher hands Ctrl-C on, also if it was started with SIGINT ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.unraisablehook = _leave_after_all
+    if env.ENV_TERMINAL in os.environ:
+        sys.stdin = _NoInput()
     try:
         if env.ENV_RANKS in os.environ:
             become_rank()
@@ -174,12 +178,23 @@ def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: Non
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     if code:
         # Nothing more is handed in: the other workers get the slices that are left.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         _abandon(failure)
         at_end(0 if code == _ENDED else code)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0 if code == _ENDED else code)
+        end_as_python(0 if code == _ENDED else code)
+
+
+class _NoInput(io.TextIOBase):
+    """Standard input of a worker whose launcher has a terminal: reading fails."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise errors.UserError(
+            "the workers of a run cannot read what a person types: give the script arguments after --, or a file or "
+            "pipe as standard input, as in: paramserver run SCRIPT < FILE"
+        )
+
+    read = readline = _refuse
+    buffer = property(_refuse)
 
 
 def become_rank() -> None:

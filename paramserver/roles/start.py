@@ -23,6 +23,7 @@ from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.presence import Presence
 from paramserver.machine.runtime import state_root
 from paramserver.processes.alive import process_birth
+from paramserver.processes.ends import listen
 from paramserver.processes.environment import ENV_WISH, JOB_FAILED_CODE, is_part
 from paramserver.testing.arming import arm_if_told
 
@@ -87,8 +88,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
             bulk.connector(security, "server", settings.cluster.transport != "grpc"),
             say=logs.say,
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, coordinating.on_signal, number)
+        listen(coordinating.on_signal)
         server = await grpc.serve([("Coordinator", coordinating.endpoint)], host, port, security)
         coordinating.address = join(advertised, server.port)
         dashboard = Dashboard(settings, security, coordinating.endpoint)
@@ -235,8 +235,7 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
         got.append(128 + number)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    listen(on_signal)
     security = load_security(settings, "server")
     coordinator = to_coordinator(settings.cluster.coordinator, security)
     member: ServerMember | None = None

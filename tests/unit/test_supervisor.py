@@ -193,7 +193,7 @@ def test_a_killed_worker_is_replaced_by_one_with_its_rank() -> None:
 
 
 def test_scripts_that_go_on_when_the_job_is_done_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paramserver.processes.lingering._FIRST_S", 0.05)
+    monkeypatch.setattr("paramserver.processes.silence._FIRST_S", 0.05)
 
     async def story(world: World) -> None:
         world.unnoticed = [world.of("worker-1")[0].pid]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -62,7 +63,8 @@ class Evaluations:
             self.gathered = [decode(result) if result else None for result in results]
         finally:
             self._present = None
-            restore(former)
+            if not sys.is_finalizing():  # as in `SliceLoader`
+                restore(former)
 
     def gather(self, value: Any) -> None:
         """The result of the batch at hand."""
@@ -113,7 +115,7 @@ class Evaluation:
                     left = False
                     return results
         finally:
-            if left:
+            if left and not sys.is_finalizing():
                 self._dealt.leave()
 
     def __iter__(self) -> Iterator[list[Any]]:

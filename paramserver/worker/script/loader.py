@@ -370,8 +370,9 @@ class SliceLoader:
                 else:
                     self._position.end(item)
         finally:
-            self._position.leave_pass(iteration)
-            self._batches.close()
+            if not sys.is_finalizing():  # an open iterator, at the end of Python: torch must not be called any more
+                self._position.leave_pass(iteration)
+                self._batches.close()
 
 
 def of_batch(purpose: str, number: int) -> str:
