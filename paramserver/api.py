@@ -21,7 +21,7 @@ from paramserver.config import Settings, load_settings, split_addresses
 from paramserver.coordinator.options import JobOptions
 from paramserver.failpoints import known_as
 from paramserver.machine.hosts import route_to
-from paramserver.machine.torchrun import torchrun
+from paramserver.machine.torchrun import refuse_each_alone, torchrun
 from paramserver.membership.joining import JoinOptions
 from paramserver.membership.settings import adopted, consistency_of, fetch, shared
 from paramserver.processes.ends import end_as_python
@@ -347,14 +347,8 @@ def _own_host(coordinator: str) -> str:
 
 
 def _alone(settings: Settings) -> InProcessJob:
-    started = torchrun(os.environ)
-    if started is not None and started.processes > 1:
-        raise errors.ConfigError(
-            f"torchrun has started {started.processes} processes, and no cluster is configured: each would train a "
-            "model of its own; start a coordinator and servers, and name the coordinator in "
-            "PARAMSERVER_CLUSTER__COORDINATOR=HOST:PORT or in paramserver.toml, or start all with: "
-            f"paramserver run SCRIPT --workers {started.processes}"
-        )
+    if not settings.cluster.each_alone:
+        refuse_each_alone(os.environ, "no cluster is configured")
     options = JobOptions(
         job=settings.cluster.job or "alone",
         servers=1,

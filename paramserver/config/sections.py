@@ -188,6 +188,11 @@ class Cluster(Section):
         description="The port of a server for bulk connections, in addition to its port for gRPC. 0: a free port. "
         "Several servers of one machine take this port and the following ports.",
     )
+    each_alone: bool = Field(
+        default=False,
+        description="Whether each process of srun, mpirun and the like may train a model of its own. Otherwise "
+        "processes that know no coordinator are refused.",
+    )
     max_restarts: Count = Field(
         default=3,
         description="How often in a row `run` and `start --restart` start a process again while the job gets no "

@@ -30,6 +30,7 @@ from paramserver.launch.spawn import Spawner, preload
 from paramserver.launch.supervisor import Supervisor
 from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
+from paramserver.machine.torchrun import refuse_each_alone
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.pki.security import load_security
 from paramserver.preload.starter import Preloading
@@ -77,6 +78,8 @@ def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool
     first worker that failed, 130 or 143 after a signal.
     Raises ParamServerError if the cluster cannot be started or breaks.
     """
+    if not settings.cluster.each_alone:
+        refuse_each_alone(os.environ, "each of them is a command that starts a whole cluster")
     check_writable(settings.run)
     check_records(settings.run)
     if settings.run.report:

@@ -10,7 +10,7 @@ import pytest
 from paramserver import api as entry
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError
-from paramserver.machine.torchrun import Torchrun, torchrun
+from paramserver.machine.torchrun import Torchrun, refuse_each_alone, torchrun
 from paramserver.processes.environment import ENV_INDEX, ENV_LOCAL, ENV_WISH
 
 STARTED = {"TORCHELASTIC_RUN_ID": "none", "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
@@ -40,6 +40,55 @@ def test_several_processes_do_not_train_alone(start: Any, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"torchrun has started 8 processes, and no cluster is configured"):
         start()
+
+
+SLURM = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4"}
+BATCH = {"SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "who"),
+    [
+        (STARTED, "torchrun has started 8 processes"),
+        (SLURM, "srun has started 4 processes"),
+        ({**SLURM, "PMI_SIZE": "4", "PMI_RANK": "1"}, "srun has started 4 processes"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"},
+            "mpirun has started 2 processes",
+        ),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "mpirun has started 2 processes"),
+        ({"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0"}, "sets RANK and WORLD_SIZE has started 3"),
+    ],
+)
+def test_whoever_has_started_several_processes_is_named(variables: dict[str, str], who: str) -> None:
+    with pytest.raises(ConfigError, match=who) as refused:
+        refuse_each_alone(variables, "no cluster is configured")
+    joins = "paramserver start auto" if "srun" in who else "paramserver run SCRIPT --workers"
+    assert joins in str(refused.value)
+    assert "PARAMSERVER_CLUSTER__EACH_ALONE=true" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        BATCH,
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
+        {**SLURM, "SLURM_PTY_PORT": "40001"},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"RANK": "silver", "WORLD_SIZE": "3"},
+        {"WORLD_SIZE": "3"},
+    ],
+)
+def test_one_process_may_train_alone(variables: dict[str, str]) -> None:
+    """In a batch script of Slurm, and in a shell of srun, there is one process, whatever the number of tasks."""
+    refuse_each_alone(variables, "no cluster is configured")
+
+
+def test_each_may_be_meant_to_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    entry._alone(load_settings(None, {"cluster.each_alone": "true"})).close()
 
 
 def test_one_process_of_torchrun_may_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
