@@ -6,6 +6,7 @@ import pytest
 
 from paramserver import errors
 from paramserver.core.versions.advances import Advance, Advances, Advancing, Back, Call, decode
+from paramserver.core.versions.ways import Place, Way, forms
 
 
 def moves(line: Advancing, position: int, epochs: int) -> list[int | str]:
@@ -22,7 +23,15 @@ def between(number: int, epochs: int, position: int) -> Call:
 
 @pytest.mark.parametrize(
     ("advances", "text"),
-    [(Advances(), ";"), (Advances((0,)), "0;"), (Advances((2, 0), (1, 31)), "2 0;1 31"), (Advances((), (3,)), ";3")],
+    [
+        *(
+            (Advances(), ";"),
+            (Advances((0,)), "0;"),
+            (Advances((2, 0), (1, 31)), "2 0;1 31"),
+            (Advances((), (3,)), ";3"),
+        ),
+        (Advances((2, 0), (), ((0, Way(before=True)), (2, Way(form=4)))), "2 0;;0 1 2 8"),
+    ],
 )
 def test_as_text_and_back(advances: Advances, text: str) -> None:
     assert advances.encode() == text
@@ -34,7 +43,11 @@ def test_an_empty_text_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "0;1;2", "32;", "-1;", "a;", "0 0;", ";1 1", "0  1;", " 0;", "²;", "0;" + "1 " * 200, "0,1;"]
+    "text",
+    [
+        *("0", "0;1;2", "32;", "-1;", "a;", "0 0;", ";1 1", "0  1;", " 0;", "²;", "0;" + "1 " * 300, "0,1;"),
+        *("0;;", "0;;0", "0;;0 0", "0;;0 10", "0;;1 1", "0;;0 1 0 1", "1 0;;1 1 0 1", "0;;0 1;"),
+    ],
 )
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(errors.ProtocolError):
@@ -55,6 +68,51 @@ def test_each_update_advances_the_schedulers_in_the_order_of_the_script() -> Non
     assert moves(line, 2, 0) == [1, 0, 1, 0]
     assert moves(line, 2, 0) == []
     assert moves(line, 3, 0) == [1, 0]
+
+
+def test_a_scheduler_of_the_head_has_advanced_when_the_update_begins() -> None:
+    line = Advancing()
+    line.advance_in_steps((1,), before=(0,))
+    assert [move.number for move in line.to(0, 0, begun=True)] == [0]
+    assert [move.number for move in line.to(1, 0, begun=True)] == [1, 0]
+    assert [move.number for move in line.to(2, 0)] == [1]
+    line.record(between(5, 1, 2))
+    assert [move.number for move in line.to(2, 1, begun=True)] == [5, 0]
+    assert moves(line, 1, 0) == ["back", 0, 1]
+
+
+def test_each_update_says_its_number() -> None:
+    line = Advancing()
+    line.advance_in_steps((1,), before=(0,))
+    told = [(move.number, move.update) for move in line.to(2, 0) if isinstance(move, Advance)]
+    assert told == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_another_value_begins_anew() -> None:
+    line = Advancing()
+    line.advance_in_steps((0,))
+    line.begin_anew()
+    assert moves(line, 1, 0) == [0]
+    line.begin_anew()
+    assert moves(line, 1, 0) == ["back", 0]
+
+
+OWN, JOB = Place(1, 2), Place(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [(1 + 2 / 6, [1]), (1 + 3 / 6, [2, 1]), (1 + 4 / 6, [2]), (8, [3]), (9, [4, 3]), (10, [4]), (8.0, []), (1.01, [])],
+)
+def test_the_form_of_a_value(given: float, found: list[int]) -> None:
+    """The script's own count of batches comes first."""
+    assert forms(given, [OWN, JOB], 6) == found
+    assert all(any(Way(form=form).value(place, 6) == given for place in (OWN, JOB)) for form in found)
+
+
+def test_without_a_loader_there_are_only_counts() -> None:
+    assert forms(2.0, [Place(0, 2)], 0) == []
+    assert forms(2, [Place(0, 2)], 0) == [3]
 
 
 def test_a_call_between_epochs_comes_after_the_updates_before_it() -> None:

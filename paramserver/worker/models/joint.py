@@ -54,6 +54,7 @@ class JointSteps(Steps):
         groups = [dict(group) for group in self._optimizers[number].param_groups]
         mine = [p for group in groups for p in group["params"]]
         gradients = [(p, p.grad, p.grad._version) for p in mine if p.grad is not None]
+        self._schedules.steps(self._optimizers[number])
         self._stepped[number] = _Stepped(gradients, groups, unscale, overflow)
         if len(self._stepped) < len(self._optimizers):
             return

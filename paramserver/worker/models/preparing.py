@@ -124,6 +124,8 @@ class Prepared:
                 "later and only_trained belong into the call of ctx.prepare that gets the model and its optimizer"
             )
         return_values = [one(o) for o in objects]
+        if any(isinstance(o, DataLoader) for o in objects):
+            self._parts.schedules.loader_came()
         self._check_slices()
         if model is not None and self.loader is None:
             self._parts.draws.first()

@@ -20,11 +20,11 @@ class Calls(Protocol):
     def differ(self) -> bool:
         """Whether workers have different values inside of the loop."""
 
-    def in_step(self, number: int) -> None:
-        """The script advances the scheduler of this number after an optimizer step."""
+    def in_step(self, number: int, *args: Any, **kwargs: Any) -> None:
+        """The script advances the scheduler of this number before or after an optimizer step."""
 
     def beside_steps(self, number: int, *args: Any, **kwargs: Any) -> None:
-        """The script advances it elsewhere, or to a place that the arguments say."""
+        """The script advances it elsewhere."""
 
     def measured(self, number: int, value: float, *args: Any, **kwargs: Any) -> None:
         """The script gives it a value; workers may have different ones."""
@@ -50,7 +50,8 @@ class StepScheduler:
 
         ``ReduceLROnPlateau`` takes the value of the first worker that comes to this place of the script. Raises
         UserError if it is called in the loop over the prepared loader, and if another scheduler is advanced after some
-        steps in the loop and not after others.
+        steps in the loop and not after others. In the loop a value may be ``epoch + i / len(loader)``, or a count of
+        batches: the scheduler gets what one process with all slices of a step would give it.
 
         >>> scheduler = ctx.prepare(torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5))
         >>> for x, y in loader:
@@ -62,10 +63,10 @@ class StepScheduler:
         """
         if isinstance(self.wrapped, ReduceLROnPlateau):
             self._step_measured(*args, **kwargs)
-        elif args or kwargs or not self._calls.by_steps:
+        elif not self._calls.by_steps:
             self._calls.beside_steps(self._number, *args, **kwargs)
         else:
-            self._calls.in_step(self._number)
+            self._calls.in_step(self._number, *args, **kwargs)
 
     def _step_measured(self, metrics: Any, *args: Any, **kwargs: Any) -> None:
         if self._calls.by_steps and self._calls.differ:

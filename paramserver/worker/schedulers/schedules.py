@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import structlog
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paramserver import errors
 from paramserver.core.versions.advances import MOST, Advances, Call, decode
+from paramserver.core.versions.ways import Place, Way
 from paramserver.core.work.passes import Passes
 from paramserver.worker.engine import Engine
+from paramserver.worker.schedulers.counted import Counted, inside_a_slice, twice, unknown, wrong_length
 from paramserver.worker.schedulers.measured import MeasuredValues
 from paramserver.worker.schedulers.position import SchedulePosition
 from paramserver.worker.schedulers.schedule import OptimizerSchedule, irregular
 from paramserver.worker.schedulers.scheduler import StepScheduler
 from paramserver.worker.script.given import check_scheduler
 from paramserver.worker.script.optimizer import ServerOptimizer
+
+log = structlog.get_logger("paramserver.worker")
 
 
 class Schedules:
@@ -35,8 +40,13 @@ class Schedules:
         # Which schedulers this script advances when, as far as its calls say; and whether it has completed a step, so
         # that its calls have named all schedulers of a step.
         self._own, self._shown = Advances(), False
-        # The script has handed in a slice, and has advanced these schedulers since.
+        # The script has handed in a slice, and has advanced these schedulers on its batch.
         self._handed, self._called = False, set[int]()
+        # The update of the batch at hand, and the optimizers that have stepped on the batch.
+        self._update, self._stepped = 0, set[int]()
+        self._counted = Counted()
+        # Schedulers whose length is still to be compared with that of the loader; those that came before the loader.
+        self._unchecked, self._early = set[int](), set[int]()
         # Schedulers that it has advanced in earlier steps and not in its last one.
         self._left_out = frozenset[int]()
         # The epoch of ctx.epochs that began last; by how many epochs a plain loop does earlier ones again.
@@ -59,8 +69,9 @@ class Schedules:
                 "it, and put schedules that follow each other into torch.optim.lr_scheduler.SequentialLR"
             )
         optimizer = getattr(scheduler.optimizer, "wrapped", scheduler.optimizer)
-        schedule = self._by_optimizer.setdefault(id(optimizer), OptimizerSchedule(optimizer))
+        schedule = self._by_optimizer.setdefault(id(optimizer), OptimizerSchedule(optimizer, self._value))
         schedule.add(number, scheduler)
+        self._unchecked.add(number)
         made = StepScheduler(scheduler, number, self)
         self._all.append(made)
         self._of.append(schedule)
@@ -91,19 +102,85 @@ class Schedules:
     def differ(self) -> bool:
         return self._position.data is not None
 
-    def in_step(self, number: int) -> None:
-        if self._shown and self._regular and number not in self._own.per_step:
-            raise irregular(self._all[number].wrapped)
-        self._own = self._own.with_per_step(number)
+    def in_step(self, number: int, *args: Any, **kwargs: Any) -> None:
+        scheduler, way = self._all[number].wrapped, Way()
+        form: int | None = None if args or kwargs else 0
+        if self._regular:
+            if self._shown and number not in self._own.per_step:
+                raise irregular(scheduler)
+            if number in self._called:
+                raise twice(scheduler)
+            before = self._before(number)
+            if form is None:
+                form = self._form(number, before, [*args, *kwargs.values()])
+            way = Way(before, form or 0)
+        if form is None:  # a value that means nothing to other workers, and there are none
+            self._call(number, True, args, kwargs)
+            return
+        self._own = self._own.with_per_step(number, way)
         self._called.add(number)
         self._learn()
-        self._advance(self._of[number], self._position())
+        if number in self._early or self._engine.progress.epochs_planned:
+            self._check_length(number, self._engine.progress.epochs_planned)
+        position, alone = self._position(), self._position.data is None
+        self._advance(self._of[number], position, begun=position == self._update or (alone and way.before))
+
+    def _before(self, number: int) -> bool:
+        """Whether the script advances this scheduler before the optimizer's step. Raises UserError if it varies."""
+        scheduler, data = self._all[number].wrapped, self._position.data
+        known = number in self._own.per_step
+        if data is None and known:  # the end of a step is the beginning of the next one
+            return self._own.way(number).before
+        stepped = {id(scheduler.optimizer), id(getattr(scheduler.optimizer, "wrapped", None))} & self._stepped
+        if not stepped and data is not None and data.batches > 1:
+            raise inside_a_slice(scheduler)
+        if stepped and known and self._own.way(number).before:
+            raise irregular(scheduler)
+        return not stepped and not (known and not self._own.way(number).before)  # a batch may be left out
+
+    def _form(self, number: int, before: bool, given: list[Any]) -> int | None:
+        """The form of a value that the script gives to a scheduler in its loop; None: this worker alone knows it."""
+        data, value = self._position.data, given[0]
+        update = self._position() if data is None and before else self._update
+        batches = 0 if data is None else self._position.batches_per_epoch
+        places = [Place(0, self._counted.all + (data is None and before)), self._place(update)]
+        if data is not None:
+            places.insert(0, Place(self._passes.epoch, self._counted.batch))
+        form, known = 0, self._known()
+        if len(given) == 1 and isinstance(value, int | float):
+            heard = 0 if known is None else known.way(number).form
+            form = self._counted.form(number, value, places, batches, heard)
+        view = self._engine.member.session.view
+        if not form and (view.slices_per_step > 1 or len(view.workers) > 1 or number in self._own.per_step):
+            raise unknown(self._all[number].wrapped, ", ".join(map(str, given)), batches)
+        return form or None
+
+    def _place(self, update: int) -> Place:
+        """The batch with which one process would make this update."""
+        data = self._position.data
+        if data is None:
+            return Place(0, update)
+        epoch, step = divmod(update, self._position.per_epoch)
+        return Place(epoch, min((step + 1) * data.batches, self._position.batches_per_epoch) - 1)
+
+    def _value(self, way: Way, update: int) -> float:
+        batches = 0 if self._position.data is None else self._position.batches_per_epoch
+        return way.value(self._place(update), batches)
+
+    def _check_length(self, number: int, epochs: int) -> None:
+        """Warns if the scheduler was built with another length of the loader than that which counts."""
+        data = self._position.data
+        if data is None or number not in self._unchecked:
+            return
+        self._unchecked.discard(number)
+        before, after = data.batches_per_epoch, self._position.batches_per_epoch
+        early = number in self._early
+        if warning := wrong_length(self._all[number].wrapped, before, after, early, epochs):
+            log.warning(warning)
 
     def beside_steps(self, number: int, *args: Any, **kwargs: Any) -> None:
-        inside = self.by_steps
-        if not inside:
-            self._own = self._own.with_between(number)
-        self._call(number, inside, args, kwargs)
+        self._own = self._own.with_between(number)
+        self._call(number, False, args, kwargs)
 
     def measured(self, number: int, value: float, *args: Any, **kwargs: Any) -> None:
         self._own = self._own.with_between(number)
@@ -116,6 +193,27 @@ class Schedules:
         schedule.call(Call(number, epochs, self._until_end(schedule), (args, kwargs), inside))
 
     # ---- the job goes on, or back
+
+    def loader_came(self) -> None:
+        """The loader has been prepared. Schedulers that are there were built before."""
+        self._early = set(self._unchecked)
+
+    def begin_pass(self) -> None:
+        """An iteration over the loader begins."""
+        self._counted.begin_pass()
+
+    def batch(self) -> None:
+        """The script gets a batch of its slice."""
+        self._counted.next()
+
+    def leave(self, epochs: int) -> None:
+        """The script ends, after so many epochs."""
+        for number in self._own.per_step:
+            self._check_length(number, epochs)
+
+    def steps(self, *optimizers: Optimizer) -> None:
+        """These optimizers of the script step on the batch at hand."""
+        self._stepped.update(map(id, optimizers))
 
     def handed_in(self) -> None:
         """The script hands in a slice with samples."""
@@ -175,10 +273,13 @@ class Schedules:
         """
         self._through()
         self._begun = True
+        self._called.clear()
+        self._stepped.clear()
+        self._update = self._position()
         self._tell()
         self._learn()
         for schedule in self._by_optimizer.values():
-            self._advance(schedule, self._until_end(schedule) if at_end else self._position())
+            self._advance(schedule, self._until_end(schedule) if at_end else self._update, begun=not at_end)
 
     def _through(self) -> None:
         """The script may be through with the last slice that it has handed in, with all advances after it."""
@@ -187,7 +288,6 @@ class Schedules:
         if self._regular:
             self._left_out = frozenset(self._own.per_step) - self._called
         self._shown, self._handed = True, False
-        self._called.clear()
 
     @property
     def _regular(self) -> bool:
@@ -206,7 +306,10 @@ class Schedules:
             return None
         per_step = self._own.per_step if self._shown or heard is None else _union(heard.per_step, self._own.per_step)
         between = _union(self._own.between, () if heard is None else heard.between)
-        return Advances(*(tuple(n for n in part if n < len(self._all)) for part in (per_step, between)))
+        per_step, between = (tuple(n for n in part if n < len(self._all)) for part in (per_step, between))
+        ways = {} if heard is None else dict(heard.ways)
+        ways.update((number, self._own.way(number)) for number in self._own.per_step)
+        return Advances(per_step, between, tuple(sorted(w for w in ways.items() if w[0] in per_step and w[1].number)))
 
     def _tell(self) -> None:
         known = self._known()
@@ -215,10 +318,10 @@ class Schedules:
     def _learn(self) -> None:
         known = self._known()
         for schedule in self._by_optimizer.values():
-            schedule.advance_in_steps(() if known is None else known.per_step)
+            schedule.advance_in_steps(Advances() if known is None else known)
 
-    def _advance(self, schedule: OptimizerSchedule, position: int) -> None:
-        schedule.to(position, self._epochs_over, self._left_out)
+    def _advance(self, schedule: OptimizerSchedule, position: int, begun: bool = False) -> None:
+        schedule.to(position, self._epochs_over, self._left_out, begun)
 
     @property
     def _epochs_over(self) -> int:

@@ -84,6 +84,8 @@ class Position:
                 f"the script ends in the middle of epoch {passes.epoch + 1}: what is left of that epoch is not "
                 "trained, unless other workers do it"
             )
+        if not failed:
+            self._schedules.leave(passes.epoch + 1)
         if not passes.plain:
             return
         progress.plan(max(progress.epochs_planned, passes.epoch + 1))
@@ -100,6 +102,7 @@ class Position:
         self._engine.progress.in_epoch(self._passes.epoch)
         self._iteration = iteration
         self._kept.clear()
+        self._schedules.begin_pass()
         return iteration
 
     def next_turn(self, item: Item) -> Item | None:

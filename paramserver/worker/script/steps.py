@@ -108,7 +108,8 @@ class Steps:
             self._schedules.align()
             self._guard.buffers()
             self._binding.leftover.begin()
-        self._draws.seed_model(self.seed("model"))
+            self._schedules.batch()
+            self._draws.seed_model(self.seed("model"))
         if number + 1 == of:  # gradients leave in the last backward pass, when they are complete
             self._begin_early(item)
 
@@ -188,6 +189,7 @@ class Steps:
             self._engine.rollback.goes_on()
             self._engine.records.has(self._engine.shards.timeline, self._engine.weights.version)
             self._draws.next()
+            self._schedules.batch()
 
     def _step(self, unscale: float, overflow: bool) -> bool:
         """False: another worker's contribution of this name counts, so this contribution needs another name."""
@@ -266,6 +268,7 @@ class Steps:
     def _hand_in(self, item: Item, partial: PartialSum) -> bool:
         self.item = None
         self._passes.steps()
+        self._schedules.steps(*self._binding.optimizers)
         groups = self._groups()
         if partial.samples:
             self.rates.check(item, self._engine.shards.timeline, groups)

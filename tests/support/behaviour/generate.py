@@ -39,6 +39,7 @@ _SURVIVES = frozenset(
         ),
         *("keep=weights", "fault=none", "end=close", "end=no close", "end=close twice", "end=sys.exit(0) at the end"),
         *("scheduler=none", "scheduler=StepLR", "scheduler=CosineAnnealingLR", "scheduler=StepLR per epoch"),
+        *("scheduler=restarts by epoch + i / n", "scheduler=LambdaLR at the head"),
         *("loop=epochs", "loop=range"),
     }
 )
@@ -95,7 +96,14 @@ $imports
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    LambdaLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 from torch.utils.data import (
     DataLoader,
     Dataset,

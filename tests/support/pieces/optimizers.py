@@ -120,6 +120,42 @@ SCHEDULERS: list[Piece] = [
     ),
     Piece(
         "scheduler",
+        "restarts by epoch + i / n",
+        {
+            "before": "i, last = 0, -1\n",
+            "first": "i, last = (i + 1 if last == epoch else 0), epoch\n",
+            "scheduler": "CosineAnnealingWarmRestarts(optimizer, 1)",
+            "after_step": "scheduler.step(epoch + i / len(loader))\n",
+        },
+        needs=(Need.LOADER,),
+        without=("loop",),
+    ),
+    Piece(
+        "scheduler",
+        "LambdaLR by a count",
+        {
+            "before": "steps = 0\n",
+            "scheduler": "LambdaLR(optimizer, lambda n: 1 / (1 + n))",
+            "after_step": "steps += 1\nscheduler.step(steps)\n",
+        },
+        needs=(Need.LOADER,),
+        without=("loop",),
+    ),
+    Piece(
+        "scheduler",
+        "LambdaLR at the head",
+        {"scheduler": "LambdaLR(optimizer, lambda n: 1 / (1 + n))", "first": "scheduler.step()\n"},
+    ),
+    Piece(
+        "scheduler",
+        "StepLR twice on a batch",
+        {"scheduler": "StepLR(optimizer, 2, 0.5)", "after_step": "scheduler.step()\nscheduler.step()\n"},
+        Verdict.REFUSED,
+        ("twice on a batch",),
+        needs=(Need.LOADER,),
+    ),
+    Piece(
+        "scheduler",
         "StepLR per epoch",
         {"scheduler": "StepLR(optimizer, 1, 0.5)", "epoch_end": "scheduler.step()\n"},
         needs=(Need.LOADER,),
