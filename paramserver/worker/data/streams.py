@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.core.work.slices import slice_seed
+from paramserver.worker.data.copies import OwnCollate
 from paramserver.worker.data.described import tell_epoch
 from paramserver.worker.data.digests import digest_of
 from paramserver.worker.data.generators import generators_of, seed_generators
@@ -27,7 +28,7 @@ class _Count:
     """Stands for the ``collate_fn``: counts the samples of a batch. ``single``: the loader makes no batches."""
 
     def __init__(self, collate: Callable[[Any], Any], single: bool) -> None:
-        self.collate, self.single = collate, single
+        self.collate, self.single = OwnCollate(collate), single
 
     def __call__(self, samples: Any) -> Counted:
         return 1 if self.single else len(samples), self.collate(samples)
@@ -40,6 +41,7 @@ class Stream:
     generators of the process are seeded for each epoch, and the first batches are compared (``agree``). The last
     ``kept`` batches are at hand for slices that others leave. Anything before is read again: from a state of the data
     set, if it has ``state_dict`` and ``load_state_dict`` and reads in this process, else from the epoch's beginning.
+    A copy is kept of what is handed out, as the script may change it in its place. What cannot be copied is not kept.
 
     ``own``: each worker has a stream of its own, and gives its next batch whatever number is asked for. ``rank`` is in
     its seed.
@@ -74,16 +76,24 @@ class Stream:
             self._begin(epoch)
         if self._own:
             return self._read()
-        if (found := self._recent.get(number)) is not None:
-            return found
+        if number in self._recent:
+            return self._hand_out(number)
         if self._end is not None and number >= self._end:
             return None
         if number < self._next or self._iterator is None:
             self._seek(number)
         while self._next <= number:
-            if (found := self._read()) is None:
+            if self._read() is None:
                 return None
-        return found
+        return self._hand_out(number)
+
+    def _hand_out(self, number: int) -> Counted:
+        samples, batch = self._recent[number]
+        try:
+            self._recent[number] = samples, copy.deepcopy(batch)
+        except Exception:  # of the script's objects
+            del self._recent[number]
+        return samples, batch
 
     def close(self) -> None:
         """End the processes of the loader, if it has any. What is read next is then read anew."""

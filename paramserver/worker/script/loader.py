@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.core.work.slices import DataSpec, places_of, slice_seed
+from paramserver.worker.data.copies import OwnCollate
 from paramserver.worker.data.described import sampling_of, tell_epoch
 from paramserver.worker.data.generators import OwnGenerators, generators_of
 from paramserver.worker.data.order import Agree, order_of
@@ -120,6 +121,7 @@ def inner_loader(
 ) -> DataLoader[Any]:
     """A loader with the options of the script's, which loads what ``requests`` ask for. ``single``: see `Sampling`."""
     options: dict[str, Any] = {}
+    collate = OwnCollate(loader.collate_fn)
     if processes:
         options = {
             "prefetch_factor": loader.prefetch_factor,
@@ -130,7 +132,7 @@ def inner_loader(
         SliceDataset(loader.dataset, loader.collate_fn),
         batch_sampler=requests,
         num_workers=processes,
-        collate_fn=Single(loader.collate_fn) if single else loader.collate_fn,
+        collate_fn=Single(collate) if single else collate,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
