@@ -849,20 +849,24 @@ class SnapshotResponse(_message.Message):
     def __init__(self, versions: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class FinishRequest(_message.Message):
-    __slots__ = ("member", "timeline", "version")
+    __slots__ = ("member", "timeline", "version", "epoch")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     member: int
     timeline: int
     version: int
-    def __init__(self, member: _Optional[int] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, member: _Optional[int] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class FinishResponse(_message.Message):
-    __slots__ = ("rolled_back",)
+    __slots__ = ("rolled_back", "version")
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     rolled_back: bool
-    def __init__(self, rolled_back: bool = ...) -> None: ...
+    version: int
+    def __init__(self, rolled_back: bool = ..., version: _Optional[int] = ...) -> None: ...
 
 class LoadPlace(_message.Message):
     __slots__ = ("epoch", "count", "digest")
