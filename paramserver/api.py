@@ -197,6 +197,8 @@ class Client(RawClient):
         # A dropped client ends its threads. A thread of its own does this, since the collector's must not wait.
         forgotten = weakref.finalize(self, lambda: threading.Thread(target=close, daemon=True).start())
         forgotten.atexit = False
+        # In a process that the script forks, dropping or closing the client ends nothing.
+        os.register_at_fork(after_in_child=forgotten.detach)
 
         def close_once() -> None:
             if forgotten.detach() is not None:

@@ -22,7 +22,8 @@ class Place:
 
     def __init__(self, url: str) -> None:
         if not url or not url.isprintable():
-            raise ConfigError(f"{url[:80]!r} is no place for checkpoints; give a directory or a URL")
+            why = " has characters that are no printable text in UTF-8, and" if url else ""
+            raise ConfigError(f"{url[:200]!r}{why} is no place for checkpoints; give another directory or a URL")
         url = url.removeprefix("file://")
         self.local = "://" not in url
         self.url = url if self.local else url.rstrip("/")
@@ -72,6 +73,8 @@ class Place:
     def set_aside(self, files: Sequence[str]) -> str:
         """Move all checkpoints, and these ``files``, to another place beside this one; returns the other place.
 
+        A directory that is mounted by itself gets the other place inside.
+
         Raises CheckpointError. Files that were moved before the error stay moved. Nothing is deleted.
         """
         base = self.url.rstrip("/").rpartition("/")[2] if not self.local else self._absolute().name
@@ -79,7 +82,7 @@ class Place:
             sibling = f"{base}.old-{number}"
             try:
                 with explained("create", sibling):
-                    self._root.make(sibling)
+                    made = self._root.make(sibling)
                 break
             except CheckpointError as error:
                 if not isinstance(error.__cause__, FileExistsError):
@@ -88,7 +91,7 @@ class Place:
             with explained("move", f"{self.shown}/{name}"):
                 self._root.move(name, sibling)
         if self.local:
-            return str(self._absolute().parent / sibling)
+            return made
         return hide_password(f"{self.url.rstrip('/').rpartition('/')[0]}/{sibling}")
 
     def holds(self, path: str) -> bool:

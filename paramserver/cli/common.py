@@ -69,6 +69,18 @@ Directory = Annotated[str | None, shows("DIRECTORY")]
 _KINDS: Mapping[object, str] = {int: "INT", float: "NUMBER", bool: "true|false"}
 
 
+def have_streams() -> None:
+    """Open what the caller has closed (``>&-``): a file that is opened later must not become standard output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, as the lower ones are open
+            os.set_inheritable(opened, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115  # to the end
+
+
 def guard(command: Callable[[], int]) -> int:
     """The exit code of `command`. Errors raised on purpose become one line; a bug of ours keeps its traceback."""
     try:

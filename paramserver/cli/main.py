@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
-from paramserver.cli.common import USAGE_EXIT_CODE, complain, guard
+from paramserver.cli.common import USAGE_EXIT_CODE, complain, guard, have_streams
 from paramserver.cli.examples import EXAMPLES, example
 
 
@@ -77,6 +77,7 @@ def split_script_arguments(tokens: Sequence[str]) -> tuple[list[str], list[str] 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Mistakes of the user become one line on standard error."""
     if argv is None:  # a process of its own
+        have_streams()
         if not listens(sys.argv[1:]):
             os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         argv = sys.argv[1:]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
+from pydantic_settings import EnvSettingsSource
 
 from paramserver.config.refusals import explain, unknown, written
 from paramserver.config.secrets import ENVIRONMENT_ONLY
@@ -28,6 +30,12 @@ from paramserver.errors import ConfigError
 
 # Prefix of variables that our own processes hand to each other; they are no settings.
 ENV_INTERNAL_PREFIX = "PARAMSERVER_INTERNAL_"
+# Variables that Kubernetes sets for a Service, and Docker for a link.
+_OF_A_SERVICE = re.compile(
+    r"_SERVICE_HOST=|_SERVICE_PORT(_\w+)?=|_PORT=(tcp|udp|sctp)://|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?="
+)
+# Names that have less in common are no typing errors.
+_SIMILAR = 0.75
 DEFAULT_FILE = "paramserver.toml"
 
 
@@ -56,6 +64,11 @@ def load_settings(
     for key, (value, _) in found.items():
         values.setdefault(section_of(key), {})[leaf_of(key)] = value
     origins = {key: origin for key, (_, origin) in found.items()}
+    problems += [
+        f"{key} is {value!r} ({origin}), which is not text in UTF-8: use another name, or set LC_ALL=C.UTF-8 if it is"
+        for key, (value, origin) in found.items()
+        if isinstance(value, str) and not _is_text(value)
+    ]
     try:
         settings = Settings(**values)  # type: ignore[arg-type]  # sections as plain dicts, which pydantic validates
     except ValidationError as error:
@@ -72,10 +85,28 @@ def load_settings(
     return settings
 
 
+def _is_text(value: str) -> bool:
+    """False for bytes of the command line or the environment that the encoding of this process does not know."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def _flag_layer(overrides: Mapping[str, object], problems: list[str]) -> _Layer:
     given = {key: value for key, value in overrides.items() if value is not None}
     problems += [unknown(key, FIELDS) for key in given if key not in FIELDS]
     return {key: (value, "flag") for key, value in given.items() if key in FIELDS}
+
+
+def _could_be_meant(name: str, value: str, known: Iterable[str]) -> bool:
+    """Whether a variable that is no setting could be meant as one of the ``known`` ones.
+
+    Kubernetes sets variables for each Service of a namespace in every pod, such as PARAMSERVER_STORE_SERVICE_HOST.
+    """
+    if name.startswith(ENV_INTERNAL_PREFIX) or _OF_A_SERVICE.search(f"{name}={value}"):
+        return False
+    word = name.removeprefix(ENV_PREFIX)
+    words = [one.removeprefix(ENV_PREFIX) for one in known]
+    leaves = [one.rpartition("__")[2] for one in words]
+    return "__" in word or bool(difflib.get_close_matches(word.upper(), [*words, *leaves], 1, _SIMILAR))
 
 
 def _environment_layer(environ: Mapping[str, str], problems: list[str]) -> _Layer:
@@ -83,7 +114,7 @@ def _environment_layer(environ: Mapping[str, str], problems: list[str]) -> _Laye
     others = (ENV_CONFIG, ENV_RESTART_COMMAND)
     ours = [name for name in environ if name.startswith(ENV_PREFIX)]
     for name in ours:
-        if name not in names and name not in others and not name.startswith(ENV_INTERNAL_PREFIX):
+        if name not in names and name not in others and _could_be_meant(name, environ[name], (*names, *others)):
             problems.append(unknown(name, (*names, *others)))
     source = EnvSettingsSource(Settings)
     source.env_vars = {name.lower(): environ[name] for name in ours if name in names}
@@ -110,8 +141,10 @@ def _file_layer(path: Path | None, problems: list[str]) -> _Layer:
     if path is None:
         return {}
     try:
-        tables: Any = TomlConfigSettingsSource(Settings, path).toml_data
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tables: Any = tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # with a byte-order mark, as Windows writes
+    except UnicodeDecodeError as error:
+        raise ConfigError(f'configuration file "{path}" is not text in UTF-8: save it as UTF-8') from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f'configuration file "{path}" is not valid TOML: {error}') from error
     except OSError as error:
         raise ConfigError(f'configuration file "{path}" cannot be read: {error.strerror}') from error

@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,6 +29,7 @@ from paramserver.launch.spawn import Spawner, preload
 from paramserver.launch.supervisor import Supervisor
 from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
+from paramserver.machine.runtime import temporary_directory
 from paramserver.machine.torchrun import refuse_each_alone
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.pki.security import load_security
@@ -142,7 +142,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         self._signal = loop.create_future()
         listen(self._on_signal, self._hand_on)
-        self._directory = Path(tempfile.mkdtemp(prefix="paramserver-"))
+        self._directory = temporary_directory()
         self._keep_checkpoints()
         self._guard = Guard()
         self._guard.tell("directory", self._directory)

@@ -118,7 +118,7 @@ class Reporting:
             Report(job=self._job, made_at_s=time.time(), outcome=how, summary=dict(summary or {}), output=list(output))
         )
         if not found.status:
-            changes = {"versions": versions(), "missing": ["Everything else: no coordinator has ever answered."]}
+            changes = {"versions": dict(versions()), "missing": ["Everything else: no coordinator has ever answered."]}
             found = found.model_copy(update=changes)
         write_report(self.path, without(found, self._secrets))
         return f"report {self.path}"

@@ -25,6 +25,7 @@ from paramserver.processes import environment as env
 from paramserver.processes.lines import OnceHeard, Output
 from paramserver.processes.process import Child, Guard
 from paramserver.processes.starting import Starter
+from paramserver.transport.addresses import own_loopback
 
 START_TIMEOUT_S = 60.0
 ROLES = (sys.executable, "-m", "paramserver.roles.child")
@@ -130,7 +131,8 @@ class Spawner:
 
     def meet_anew(self) -> None:
         """The workers that are started from now on are ranks, which meet at a port that was not used before."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
+        host = own_loopback()
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
             self._meeting = free.getsockname()[1]
 
     async def _member(

@@ -7,7 +7,7 @@ import socket
 
 from paramserver import errors
 from paramserver.config import Settings, split_addresses
-from paramserver.transport.addresses import host_of
+from paramserver.transport.addresses import host_of, own_loopback
 
 DEFAULT_PORT = 8790
 _ALL = ("0.0.0.0", "::")
@@ -30,7 +30,7 @@ def coordinator_place(settings: Settings) -> tuple[str, int, str]:
             f"cluster.coordinator is {settings.cluster.coordinator}, which is no address of this machine: say where to "
             "listen with --listen HOST[:PORT], such as --listen 0.0.0.0"
         )
-    return "127.0.0.1", DEFAULT_PORT, "127.0.0.1"
+    return own_loopback(), DEFAULT_PORT, own_loopback()
 
 
 def server_place(settings: Settings) -> tuple[str, int, str]:

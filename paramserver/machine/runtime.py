@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,13 +27,28 @@ _KINDS = {"str": str, "int": int, "bool": bool, "float": float}
 
 
 def runtime_directory(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the files of this user's jobs lie; the directory need not exist."""
+    """Where the files of this user's jobs lie; the directory need not exist. Raises ConfigError without one."""
     environ = os.environ if environ is None else environ
     if explicit := environ.get(ENV_RUNTIME_DIR):
         return Path(explicit)
     if session := environ.get("XDG_RUNTIME_DIR"):
         return Path(session) / "paramserver"
-    return Path(tempfile.gettempdir()) / f"paramserver-{os.getuid()}"
+    return _temporary(tempfile.gettempdir) / f"paramserver-{os.getuid()}"
+
+
+def temporary_directory() -> Path:
+    """A new directory for the files of a run, which only this user can enter. Raises ConfigError without a place."""
+    return _temporary(lambda: tempfile.mkdtemp(prefix="paramserver-"))
+
+
+def _temporary(make: Callable[[], str]) -> Path:
+    try:
+        return Path(make())
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        raise ConfigError(
+            f"temporary files cannot be written ({where}): set TMPDIR to a directory of yours that has room"
+        ) from error
 
 
 def secure_runtime_directory() -> Path:

@@ -78,6 +78,7 @@ async def run_coordinator(settings: Settings) -> int:
     from paramserver.roles.dashboard import Dashboard
     from paramserver.store import open_store
     from paramserver.transport import bulk, grpc
+    from paramserver.transport.addresses import join, own_loopback
 
     job = settings.cluster.job
     url = os.environ.pop(env.ENV_STORE)
@@ -102,12 +103,12 @@ async def run_coordinator(settings: Settings) -> int:
         bulk.connector(security, "server", settings.cluster.transport != "grpc"),
     )
     listen(coordinating.on_signal)
-    host, _, port = (settings.cluster.coordinator or "127.0.0.1:0").rpartition(":")
+    host, _, port = (settings.cluster.coordinator or join(own_loopback(), 0)).rpartition(":")
     server = await grpc.serve([("Coordinator", coordinating.endpoint)], host.strip("[]"), int(port), security)
     coordinating.address = server.address
     dashboard = Dashboard(settings, security, coordinating.endpoint)
     try:
-        await dashboard.start("127.0.0.1", again=bool(former))
+        await dashboard.start(own_loopback(), again=bool(former))
         coordinating.dashboard, coordinating.show_end = dashboard.url, dashboard.show_end
         code = await coordinating.run(lambda: _say_ready(f"{server.address} {dashboard.url}"))
     finally:
@@ -120,13 +121,14 @@ async def run_server(settings: Settings) -> int:
     """Hold a shard until told to stop, or until the shard fails (exit code 1)."""
     from paramserver.pki.security import load_security
     from paramserver.roles.serving import Serving
+    from paramserver.transport.addresses import own_loopback
     from paramserver.transport.grpc import connector
 
     stop = _stopped()
     security = load_security(settings, "server")
     coordinator = connector(security, "coordinator")(settings.cluster.coordinator)
     serving = Serving(settings, security, coordinator, int(os.environ.get(env.ENV_INDEX, "0")))
-    await serving.run("127.0.0.1", 0, "127.0.0.1", stop)
+    await serving.run(own_loopback(), 0, own_loopback(), stop)
     return 0
 
 
@@ -200,11 +202,12 @@ class _NoInput(io.TextIOBase):
 def become_rank() -> None:
     """Tell the script its rank as torchrun does, and torch the backend "paramserver"."""
     import paramserver.distributed  # noqa: F401  # makes the backend known
+    from paramserver.transport.addresses import own_loopback
 
     port, size = os.environ[env.ENV_RANKS].split()
     rank = os.environ[env.ENV_INDEX]
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": own_loopback(), "MASTER_PORT": port}
 
 
 def asks_for_ranks(error: BaseException) -> bool:

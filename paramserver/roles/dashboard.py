@@ -12,7 +12,7 @@ from paramserver import errors
 from paramserver.config import FIELDS, Settings, shown
 from paramserver.coordinator.endpoint import Endpoint
 from paramserver.processes.environment import ENV_ORIGINS
-from paramserver.transport.addresses import join
+from paramserver.transport.addresses import join, own_loopback
 from paramserver.transport.security.access import Security
 from paramserver.web import models
 from paramserver.web.access import Access
@@ -25,7 +25,6 @@ from paramserver.web.serving import EXTRA, Site, installed, split
 
 log = structlog.get_logger("paramserver.web")
 
-_LOOPBACK = "127.0.0.1:0"
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
@@ -56,7 +55,7 @@ class Dashboard:
                 f"web.dashboard is {wanted}, but the packages of the dashboard are not installed: run "
                 f"pip install 'paramserver[{EXTRA}]', or say --dashboard off"
             )
-        host, port = split(_LOOPBACK if wanted == "auto" else wanted)
+        host, port = split(join(own_loopback(), 0) if wanted == "auto" else wanted)
         try:
             await self._security.check_listen(host)
             site = Site(lambda: self._make(host, advertised), self._security.certificates)

@@ -103,7 +103,7 @@ class Plan:
 def load(path: Path) -> Plan:
     """The plan in a file. Raises ConfigError, naming file, fault and field."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(f"the plan {path} cannot be read: {why}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import socket
@@ -47,6 +48,16 @@ def target(address: str) -> str:
 def host_of(address: str) -> str:
     """The host of "host:port" or "[IPv6]:port", without brackets."""
     return address.rpartition(":")[0].strip("[]")
+
+
+@functools.cache
+def own_loopback() -> str:
+    """The loopback address on which processes of this machine listen: ``::1`` where there is no 127.0.0.1."""
+    for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)):
+        with contextlib.suppress(OSError), socket.socket(family) as trial:
+            trial.bind((host, 0))
+            return host
+    return "127.0.0.1"  # whoever listens there hears why that cannot be
 
 
 def loopback(host: str) -> bool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ class Background:
 
     def __init__(self, name: str = "paramserver") -> None:
         self.loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
         # Of `asyncio.to_thread`.
         self._threads = concurrent.futures.ThreadPoolExecutor(thread_name_prefix=name)
         self.loop.set_default_executor(self._threads)
@@ -34,8 +36,22 @@ class Background:
         self._thread.start()
         started.wait()
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a process that was forked from the one that has the loop."""
+        return os.getpid() != self._pid
+
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine; any thread may wait for its result. Raises JobFailedError after :meth:`close`."""
+        """Start a coroutine; any thread may wait for its result. Raises JobFailedError after :meth:`close`.
+
+        Raises UserError in a process that was forked from this one.
+        """
+        if self.elsewhere:  # the thread of the loop is not here: nobody would end the wait
+            work.close()
+            raise errors.UserError(
+                f"this process {os.getpid()} was forked from {self._pid}, and is no member of the job: call ctx, "
+                f"or the client, in process {self._pid} only"
+            )
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError as error:  # the loop is closed
@@ -58,7 +74,7 @@ class Background:
 
     def close(self) -> None:
         """Cancel what still runs, stop the loop, end its threads."""
-        if self.loop.is_closed():
+        if self.loop.is_closed() or self.elsewhere:
             return
 
         async def cancel_all() -> None:

@@ -385,13 +385,13 @@ class Context(Together):
         """Hand in what is left and leave the job. A second call does nothing.
 
         Raises the errors of the last contributions and of the job: JobFailedError if the job has failed. A script that
-        ends without ``close`` is closed at its exit.
+        ends without ``close`` is closed at its exit. In a process that the script has forked, ``close`` does nothing.
 
         >>> ctx.close()
         >>> ctx.closed
         True
         """
-        if not self._closed:
+        if not (self._closed or self.engine.background.elsewhere):
             self._closed = True
             failed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
             if failed and self.prepared.guard is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,15 @@ def test_output_that_cannot_be_written_is_told_before_training(place: Place) -> 
     done = place.paramserver("run", SCRIPT, *SMALL, "--summary", "file/out.json")
     assert complaint(done, 2) == "run.summary cannot be written to file/out.json: File exists"
     assert done.out == ""
+
+
+def test_closed_output_is_no_mistake(place: Place) -> None:
+    """Whoever starts a command may have closed its streams: `>&-`."""
+    command = f"{sys.executable} -m paramserver"
+    assert place.start("bash", "-c", f"{command} config show >&-").wait().said == ""
+    done = place.start("bash", "-c", f"{command} run absent.py >&- <&-").wait()
+    assert complaint(done, 2) == 'script "absent.py" does not exist; give the path of a Python file'
+    assert place.start("bash", "-c", f"{command} run absent.py <&- >&- 2>&-").wait().code == 2
 
 
 # ---- noticed by a worker

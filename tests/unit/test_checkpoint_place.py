@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,3 +241,34 @@ def test_neither_torch_nor_fsspec_is_loaded_for_a_directory() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("refused", ["rename", "mkdir"])
+def test_a_directory_that_is_a_mount_is_set_aside_inside_itself(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be moved out of a mount, or made beside it. No empty directory is left."""
+    place = Place(str(tmp_path / "mount"))
+    place.prepare()
+    rename, mkdir = os.rename, Path.mkdir
+
+    def moved(source: Path, target: Path) -> None:
+        if Path(target).is_relative_to(tmp_path / "mount"):
+            return rename(source, target)
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    def made(path: Path, *args: Any, **more: Any) -> None:
+        if path.parent == tmp_path:
+            raise OSError(errno.EROFS, "Read-only file system")
+        mkdir(path, *args, **more)
+
+    monkeypatch.setattr(os, "rename", moved)
+    if refused == "mkdir":
+        monkeypatch.setattr(Path, "mkdir", made)
+    for number in (1, 2):
+        place.inside(NAME).write_atomically("MANIFEST.json", b"{}")
+        assert place.set_aside([]) == str(tmp_path / "mount" / f"mount.old-{number}")
+        assert place.names() == []
+        assert (tmp_path / "mount" / f"mount.old-{number}" / NAME / "MANIFEST.json").is_file()
+    assert os.listdir(tmp_path) == ["mount"]
+    assert sorted(os.listdir(tmp_path / "mount")) == ["mount.old-1", "mount.old-2"]

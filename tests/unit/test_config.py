@@ -154,6 +154,11 @@ def test_everything_wrong_is_listed_at_once() -> None:
         ("PARAMSERVER_CLUSTER__WORKER", "PARAMSERVER_CLUSTER__WORKERS"),
         ("PARAMSERVER_TRAINING__STALENESS", "PARAMSERVER_CONSISTENCY__STALENESS"),
         ("PARAMSERVER_CONFG", "PARAMSERVER_CONFIG"),
+        ("PARAMSERVER_CLUSTER_WORKERS", "PARAMSERVER_CLUSTER__WORKERS"),
+        ("PARAMSERVER_WORKERS", "PARAMSERVER_CLUSTER__WORKERS"),
+        ("PARAMSERVER_TRAINING_SEDE", "PARAMSERVER_TRAINING__SEED"),
+        ("PARAMSERVER_BULK_PORT", "PARAMSERVER_CLUSTER__BULK_PORT"),
+        ("PARAMSERVER_CLUSTR__BULK_PORT", "PARAMSERVER_CLUSTER__BULK_PORT"),
     ],
 )
 def test_unknown_variable_suggests_the_nearest(name: str, nearest: str) -> None:
@@ -161,7 +166,7 @@ def test_unknown_variable_suggests_the_nearest(name: str, nearest: str) -> None:
 
 
 def test_far_off_variable_points_to_the_list() -> None:
-    assert refusal(environ={"PARAMSERVER_XYZZY": "1"}).endswith('"paramserver config show" lists what there is')
+    assert refusal(environ={"PARAMSERVER_XYZZY__XYZZY": "1"}).endswith('"paramserver config show" lists what there is')
 
 
 def test_internal_variables_are_no_settings() -> None:
@@ -176,6 +181,48 @@ def test_unknown_names_in_the_file_suggest_the_nearest() -> None:
 
 def test_unknown_override_suggests_the_nearest() -> None:
     assert refusal({"training.staleness": 3}).endswith('did you mean "consistency.staleness"?')
+
+
+def test_variables_that_could_be_no_setting_are_not_judged() -> None:
+    """Those of the Services of a namespace are in every pod, whoever the Services belong to."""
+    services = {}
+    for service in (
+        "PARAMSERVER",
+        "PARAMSERVER_COORDINATOR",
+        "PARAMSERVER_STORE",
+        "PARAMSERVER_WEB",
+        "PARAMSERVER_RUN",
+    ):
+        services |= {
+            f"{service}_SERVICE_HOST": "10.43.1.7",
+            f"{service}_SERVICE_PORT": "8790",
+            f"{service}_SERVICE_PORT_DASHBOARD": "8780",
+            f"{service}_PORT": "tcp://10.43.1.7:8790",
+            f"{service}_PORT_8790_TCP": "tcp://10.43.1.7:8790",
+            f"{service}_PORT_8790_TCP_PROTO": "tcp",
+            f"{service}_PORT_8790_TCP_PORT": "8790",
+            f"{service}_PORT_8790_TCP_ADDR": "10.43.1.7",
+        }
+    assert load(environ=services) == Settings()
+    assert (
+        load(environ={"PARAMSERVER_IMAGE": "x", "PARAMSERVER_HOME": "/opt", "PARAMSERVER_VERSION": "2"}) == Settings()
+    )
+
+
+def test_a_file_with_a_byte_order_mark_and_one_that_is_not_utf8() -> None:
+    Path("job.toml").write_bytes(b"\xef\xbb\xbf[training]\nseed = 7\n")
+    assert load_settings(Path("job.toml"), environ={}).training.seed == 7
+    for text in ("[training]\nseed = 7\n".encode("utf-16"), '[cluster]\njob = "b\xe9b\xe9"\n'.encode("latin-1")):
+        Path("job.toml").write_bytes(text)
+        with pytest.raises(ConfigError, match=r'"job.toml" is not text in UTF-8: save it as UTF-8'):
+            load_settings(Path("job.toml"), environ={})
+
+
+def test_a_name_that_is_not_text_is_refused() -> None:
+    """Bytes of the command line that are not UTF-8, or any beyond ASCII where the locale says so."""
+    assert "run.script is 'caf\\udce9.py' (flag), which is not text in UTF-8" in refusal({"run.script": "caf\udce9.py"})
+    assert "(env PARAMSERVER_RUN__SAVE)" in refusal(environ={"PARAMSERVER_RUN__SAVE": "\udce9"})
+    assert load({"run.script": "café.py"}).run.script == "café.py"
 
 
 def test_section_must_be_a_table() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+
 import pytest
 
 from paramserver import errors
 from paramserver.config import Settings, load_settings
 from paramserver.machine import hosts
 from paramserver.machine.hosts import coordinator_place, server_place, split
+from paramserver.transport.addresses import own_loopback
 
 # The addresses of this machine, as far as these tests are concerned.
 HERE = ("127.0.0.1", "localhost", "10.0.0.1", "::1", "0.0.0.0", "::")
@@ -18,6 +22,7 @@ ROUTE = "10.0.0.1"
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "is_here", lambda host: host in HERE)
     monkeypatch.setattr(hosts, "route_to", lambda addresses: ROUTE)
+    monkeypatch.setattr(hosts, "own_loopback", lambda: "127.0.0.1")
     monkeypatch.setattr("socket.gethostname", lambda: "node-1")
 
 
@@ -78,3 +83,17 @@ def test_servers(given: tuple[str, str, str], expected: tuple[str, int, str]) ->
 def test_addresses_are_split() -> None:
     assert split("a.example:8790") == ("a.example", 8790)
     assert split("[2001:db8::1]:8790") == ("2001:db8::1", 8790)
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"), [(["127.0.0.1", "::1"], "127.0.0.1"), (["::1"], "::1"), ([], "127.0.0.1")]
+)
+def test_the_loopback_address_of_a_machine_with_ipv6_only(
+    there: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bind(_: socket.socket, where: tuple[str, int]) -> None:
+        if where[0] not in there:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket.socket, "bind", bind)
+    assert own_loopback.__wrapped__() == expected

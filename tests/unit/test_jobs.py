@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from paramserver.errors import ConfigError, UnavailableError
 from paramserver.machine.jobs import Job, find_job, list_jobs, publish_job, withdraw_job
-from paramserver.machine.runtime import ENV_RUNTIME_DIR, runtime_directory
+from paramserver.machine.runtime import ENV_RUNTIME_DIR, runtime_directory, temporary_directory
 from paramserver.processes.alive import process_birth
 
 # Beyond any pid_max.
@@ -130,3 +132,16 @@ def test_runtime_directory_by_precedence() -> None:
     assert runtime_directory({ENV_RUNTIME_DIR: "/x", "XDG_RUNTIME_DIR": "/run/user/1"}) == Path("/x")
     assert runtime_directory({"XDG_RUNTIME_DIR": "/run/user/1"}) == Path("/run/user/1/paramserver")
     assert runtime_directory({}).name == f"paramserver-{os.getuid()}"
+
+
+def test_without_a_place_for_temporary_files_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(**_: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    monkeypatch.setattr(tempfile, "mkdtemp", nowhere)
+    for wanted in (lambda: runtime_directory({}), temporary_directory):
+        with pytest.raises(
+            ConfigError, match=r"cannot be written \(No usable .*\): set TMPDIR to a directory of yours"
+        ):
+            wanted()

@@ -116,3 +116,12 @@ def test_dashboard_without_a_job_lists_past_runs(tmp_path: Path, capsys: pytest.
         dashboard(token=True)
     with pytest.raises(UnavailableError):
         dashboard(where=Where(job="numbers"))
+
+
+def test_a_run_that_is_refused_before_its_coordinator_answers_has_a_report(tmp_path: Path) -> None:
+    """Before, a used checkpoint directory with --report ended in a traceback."""
+    path = tmp_path / "report.json"
+    why = "ckpt holds checkpoints of job digits: go on from them with --resume ckpt"
+    reporting = Reporting(load_settings(overrides={"run.report": str(path), "cluster.job": "digits"}))
+    assert asyncio.run(reporting.broken_off(2, why, None, tmp_path, [])) == f"report {path}"
+    assert why in path.read_text()

@@ -16,6 +16,8 @@ from paramserver.errors import ConfigError
 
 # Some network file systems cannot do this to a directory; their names are safe once they are there.
 _NO_SUCH_SYNC = {errno.EINVAL, errno.ENOTSUP}
+# A directory that is a mount of its own: nothing can be moved out of it, or nothing can be made beside it.
+_MOUNTED = {errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 class DiskRoot:
@@ -23,6 +25,8 @@ class DiskRoot:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # The directory in which `make` makes others.
+        self._beside = path.parent
 
     def prepare(self) -> None:
         """Create the directory (its parent must exist), and try to write into it."""
@@ -72,12 +76,33 @@ class DiskRoot:
         finally:
             os.close(fd)
 
-    def make(self, sibling: str) -> None:
-        (self._path.parent / sibling).mkdir()
-        _sync_directory(self._path.parent)
+    def make(self, sibling: str) -> str:
+        made = self._beside / sibling
+        try:
+            made.mkdir()
+            self._try_move(made)
+        except OSError as error:
+            if error.errno not in _MOUNTED or self._beside == self._path:
+                raise
+            self._beside = self._path
+            return self.make(sibling)
+        _sync_directory(self._beside)
+        return str(made)
+
+    def _try_move(self, made: Path) -> None:
+        """Raises OSError, and removes ``made``, if nothing can be moved there."""
+        probe = Path(tempfile.mkdtemp(prefix=".probe-", dir=self._path))
+        try:
+            os.rename(probe, made / probe.name)
+            probe = made / probe.name
+        except OSError:
+            made.rmdir()
+            raise
+        finally:
+            probe.rmdir()
 
     def move(self, name: str, sibling: str) -> None:
-        target = self._path.parent / sibling
+        target = self._beside / sibling
         os.rename(self._path / name, target / name)
         _sync_directory(target)
         _sync_directory(self._path)

@@ -109,8 +109,11 @@ class Root(Protocol):
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """Hold the lock of this directory, where the file system has locks."""
 
-    def make(self, sibling: str) -> None:
-        """Create another directory beside this one. FileExistsError if there is something of that name."""
+    def make(self, sibling: str) -> str:
+        """Create another directory beside this one; returns where. FileExistsError if there is something of that name.
+
+        A directory of a disk that is mounted there by itself gets the other one inside.
+        """
 
     def move(self, name: str, sibling: str) -> None:
         """Move a directory or file of this one into ``sibling``, which :meth:`make` has made."""

@@ -82,13 +82,14 @@ class UrlRoot:
         """Object stores have no locks."""
         yield
 
-    def make(self, sibling: str) -> None:
+    def make(self, sibling: str) -> str:
         """Object stores have no directories: a name is taken if something lies under it."""
         with _as_os_errors(sibling):
             self._fs.invalidate_cache()
             if self._fs.exists(self._beside(sibling)):
                 raise FileExistsError(f"there is {sibling} already")
             self._fs.makedirs(self._beside(sibling), exist_ok=True)
+        return self._beside(sibling)
 
     def move(self, name: str, sibling: str) -> None:
         """Where a move is a copy, the store makes the copy by itself."""
