@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+# Python puts the current directory first. Its modules are not to stand in for others, unless it has this package.
+if not sys.flags.safe_path and sys.path[0] != os.path.dirname(os.path.dirname(os.path.abspath(__file__))):
+    del sys.path[0]
 
 from paramserver.cli.main import main
 

@@ -336,6 +336,7 @@ class Run(Section):
     args: Annotated[tuple[str, ...], NoDecode, BeforeValidator(json_list), Must("a list of strings")] = Field(
         default=(), description="Arguments of the script. In the environment: a JSON list."
     )
+    module: bool = Field(default=False, description="Whether run.script is the name of a module, as for `python -m`.")
     summary: PathText = Field(default="", description="JSON file for the summary. Empty: none.")
     save: PathText = Field(default="", description="safetensors file for the weights. Empty: none.")
     ddp: bool = Field(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from paramserver.processes.children import dying_with_me
 from paramserver.processes.ends import hand_on, listen
 from paramserver.processes.process import Child, Guard, stop_all
 from paramserver.processes.restarts import Restarts
+from paramserver.processes.starting import python
 from paramserver.transport.addresses import join
 from paramserver.transport.grpc import connector
 from paramserver.transport.rotating import coordinator_channel
@@ -37,7 +37,7 @@ from paramserver.v1 import coordinator_pb2, types_pb2
 
 log = structlog.get_logger("paramserver")
 
-_COMMAND = (sys.executable, "-m", "paramserver", "start")
+_COMMAND = (*python("paramserver"), "start")
 # Ends of a process that was told to end, and so is not started again.
 _TOLD = (130, 143, -signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
 _OVER = (types_pb2.JOB_STATE_DONE, types_pb2.JOB_STATE_STOPPED, types_pb2.JOB_STATE_FAILED)

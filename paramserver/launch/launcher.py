@@ -426,5 +426,5 @@ def is_loopback(host: str) -> bool:
 
 
 def _job_stem(script: Path) -> str:
-    stem = "".join(c if c.isalnum() and c.isascii() else "-" for c in script.stem).strip("-")
+    stem = "".join(c if c.isalnum() and c.isascii() else "-" for c in script.name.removesuffix(".py")).strip("-")
     return stem[:40] or "job"

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,12 +23,12 @@ from paramserver.preload.title import ROOM
 from paramserver.processes import environment as env
 from paramserver.processes.lines import OnceHeard, Output
 from paramserver.processes.process import Child, Guard
-from paramserver.processes.starting import Starter
+from paramserver.processes.starting import Starter, python
 from paramserver.transport.addresses import own_loopback
 
 START_TIMEOUT_S = 60.0
-ROLES = (sys.executable, "-m", "paramserver.roles.child")
-_PRELOADED = "paramserver.roles.preloaded"
+ROLES = python("paramserver.roles.child")
+_PRELOADED = python("paramserver.roles.preloaded")
 
 
 class Spawner:
@@ -124,7 +123,8 @@ class Spawner:
 
     async def worker(self, index: int, replaces: Sequence[int] = ()) -> Child:
         """A worker that wishes for this rank."""
-        argv = ["worker", str(self._script), *self._script_args]
+        module = ["-m"] if self._settings.run.module else []
+        argv = ["worker", *module, str(self._script), *self._script_args]
         ranks = {env.ENV_RANKS: f"{self._meeting} {self._settings.cluster.workers}"} if self._meeting else {}
         own = {**ranks, **self._input.variables}
         return await self._member("worker", index, argv, self._settings.training.threads_per_worker, replaces, own)
@@ -172,7 +172,7 @@ async def preload(
     def child() -> Child:
         return Child("preload", guard, lambda name: OnceHeard(lambda: output(name)))
 
-    preloading = Preloading(ROLES, [sys.executable, "-m", _PRELOADED, str(script), ROOM], child, ENV_PREFIX, say)
+    preloading = Preloading(ROLES, [*_PRELOADED, str(script), ROOM], child, ENV_PREFIX, say)
     for threads in sorted({1, settings.training.threads_per_worker}):
         await preloading.prepare(common_environment(threads))
     return preloading

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 
@@ -24,6 +27,18 @@ class Command:
     pass_fds: Sequence[int] = ()
     light: bool = False
     stdin: int | None = None
+
+
+def python(module: str) -> list[str]:
+    """The command line of a module of this package.
+
+    Modules of the current directory do not stand in for those of the standard library, unless this package itself is
+    found there only.
+    """
+    home = str(Path(__file__).resolve().parents[2])
+    places = [os.path.realpath(place) for place in sys.path]
+    found = home in (places[1:] if places[0] == os.path.realpath(os.curdir) else places)
+    return [sys.executable, *(["-P"] if found else []), "-m", module]
 
 
 class Started(Protocol):

@@ -131,7 +131,7 @@ class Request:
             raise ConfigError(
                 "run.script is empty, but must name the script of the workers; give it in the file or with --set"
             )
-        return ["start", "worker", "--", run.script, *run.args]
+        return ["start", "worker", *(["-m"] if run.module else []), "--", run.script, *run.args]
 
     def coordinator_values(self, changes: Values) -> Values:
         """The coordinator's settings with the changes of the target; defaults are left out."""

@@ -23,6 +23,7 @@ from paramserver.wire.messages import consistency_from_proto, data_from_proto, l
 _OPTIONAL = (
     "run.script",
     "run.args",
+    "run.module",
     "cluster.servers",
     "cluster.workers",
     "checkpoint.every",

@@ -11,12 +11,10 @@ import io
 import json
 import os
 import re
-import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NoReturn
 
@@ -25,6 +23,7 @@ from paramserver.config import Settings, load_settings
 from paramserver.processes import environment as env
 from paramserver.processes.children import die_with_parent
 from paramserver.processes.ends import end_as_python, listen
+from paramserver.roles.scripts import Script
 from paramserver.testing.arming import arm_if_told
 
 TERMINATED = 143
@@ -138,15 +137,13 @@ def _say_ready(addresses: str) -> None:
             pipe.write(addresses + "\n")
 
 
-def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: None) -> None:
-    """Run a training script as ``python SCRIPT ARG ...`` would, with errors told as its user expects them.
+def run_worker(words: Sequence[str], at_end: Callable[[int], None] = lambda code: None) -> None:
+    """Run a training script (`Script`) as plain Python would, with errors told as its user expects them.
 
     On SIGTERM the worker gives back what it has not handed in, and leaves (exit code 143). With another exit code than
     0 this process ends here, as Python ends a script; ``at_end`` is called with the code before.
     """
-    script, *rest = argv
-    sys.argv = [script, *rest]
-    sys.path[0] = str(Path(script).resolve().parent)
+    script = Script(words)
     code, failure = 0, ""
     signal.signal(signal.SIGTERM, _leave_on_signal)
     if env.ENV_INDEX in os.environ:  # the launcher hands Ctrl-C on, also if it was started with SIGINT ignored
@@ -157,7 +154,7 @@ def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: Non
     try:
         if env.ENV_RANKS in os.environ:
             become_rank()
-        runpy.run_path(script, run_name="__main__")
+        script.run()
     except SystemExit as leave:
         code = _exit_code(leave)
         failure = f"exit code {code}" if code not in (0, TERMINATED) else ""
@@ -165,12 +162,12 @@ def run_worker(argv: list[str], at_end: Callable[[int], None] = lambda code: Non
         logs.complain(f"paramserver: {error}")
         code = _ENDED
     except errors.ParamServerError as error:
-        logs.complain(f"paramserver: error: {error}{_where(error.__traceback__, script)}")
+        logs.complain(f"paramserver: error: {error}{_where(error.__traceback__, script.file)}")
         code, failure = error.exit_code, str(error)
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:  # the top of the process: shown in full, from the script on
-        logs.show_exception(error, _from_script(error.__traceback__, script))
+        logs.show_exception(error, _from_script(error.__traceback__, script.file))
         if env.ENV_RANKS not in os.environ and asks_for_ranks(error):
             logs.complain(_SAY_DDP)
         code, failure = 1, f"{type(error).__name__}: {error}"

@@ -11,16 +11,14 @@ import gc
 import importlib
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from paramserver.preload.chance import draw_anew
 from paramserver.preload.forking import READY, obstacle, serve
 from paramserver.preload.title import set_command_line
 from paramserver.processes.children import die_with_parent
+from paramserver.roles.scripts import OF_WORKERS
 
-# What a script with paramserver imports, and what its first step imports.
-_OF_WORKERS = ("torch", "numpy.random", "paramserver.api", "paramserver.worker.context", "paramserver.pki.security")
 _OF_OTHERS = (
     "paramserver.roles.child",
     "paramserver.roles.serving",
@@ -38,9 +36,9 @@ def main() -> None:
     set_command_line([sys.executable, "-m", "paramserver.roles.preloaded", script])
     control = socket.socket(fileno=int(number))
     try:
-        _load(script)
+        _load()
         problem = obstacle()
-    except Exception as error:  # the module of a user, too, may stand in for one of ours
+    except Exception as error:
         problem = f"its imports have failed ({type(error).__name__}: {error})"
     control.sendall(problem.encode()[:1000] or READY)
     if problem:
@@ -52,23 +50,9 @@ def main() -> None:
         _go_on(request.argv)
 
 
-def _load(script: str) -> None:
-    with _importing_from(str(Path(script).resolve().parent)):
-        for name in _OF_WORKERS:
-            importlib.import_module(name)
-    for name in _OF_OTHERS:
+def _load() -> None:
+    for name in (*OF_WORKERS, *_OF_OTHERS):
         importlib.import_module(name)
-
-
-@contextlib.contextmanager
-def _importing_from(directory: str) -> Iterator[None]:
-    """Modules are found as in a script of this directory."""
-    before = sys.path[0]
-    sys.path[0] = directory
-    try:
-        yield
-    finally:
-        sys.path[0] = before
 
 
 def _go_on(argv: Sequence[str]) -> None:
@@ -78,7 +62,7 @@ def _go_on(argv: Sequence[str]) -> None:
 
     fork.begin_anew()
     draw_anew()
-    sys.argv = [child.__file__, *argv[3:]]
+    sys.argv = [child.__file__, *argv[argv.index(child.__name__) + 1 :]]
     child.main()
 
 

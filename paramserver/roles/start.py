@@ -291,7 +291,8 @@ def start_worker(settings: Settings, script: Path, args: list[str]) -> int:
             presence.update(name=engine.member.session.name, ready=True, state=engine.progress.state)
 
         entry.on_beat(tell)
-        roles.run_worker([str(script), *args], lambda code: presence.close())
+        module = ["-m"] if settings.run.module else []
+        roles.run_worker([*module, str(script), *args], lambda code: presence.close())
         return 0
 
 

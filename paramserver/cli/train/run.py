@@ -16,6 +16,7 @@ def run(
     script: str | None = None,
     /,
     *,
+    module: Annotated[bool, Parameter(name=("--module", "-m"))] = False,
     servers: Annotated[str | None, flag("cluster.servers")] = None,
     workers: Annotated[str | None, flag("cluster.workers")] = None,
     replicas: Annotated[str | None, flag("cluster.replicas")] = None,
@@ -52,6 +53,8 @@ def run(
     ----------
     script
         The training script; each worker runs it.
+    module
+        The script is the name of a module, such as pkg.train, which is run as by python -m.
     servers
         Servers that share the model.
     workers
@@ -106,6 +109,7 @@ def run(
     """
     flags = {
         "run.script": script,
+        "run.module": "true" if module else None,
         "run.ddp": "true" if ddp else None,
         "run.args": script_args,
         "run.summary": summary,
@@ -147,6 +151,15 @@ def script_path(settings: Settings) -> Path:
     if not settings.run.script:
         raise ConfigError("no script is given; name one, as in: paramserver run train.py")
     path = Path(settings.run.script)
+    if settings.run.module:
+        if "/" in settings.run.script or path.suffix in (".py", ".ipynb"):
+            raise ConfigError(f'"{path}" is a file; -m takes the name of a module, such as pkg.train')
+        return path
+    if path.suffix == ".ipynb":
+        raise ConfigError(
+            f'script "{path}" is a notebook; call paramserver.launch(function, workers=4) in a cell of it, or save its '
+            "code as a Python file"
+        )
     if path.is_dir():
         raise ConfigError(f'script "{path}" is a directory; give the path of a Python file')
     if not path.is_file():

@@ -211,6 +211,7 @@ def worker(
     script: str | None = None,
     /,
     *,
+    module: Annotated[bool, Parameter(name=("--module", "-m"))] = False,
     join: Annotated[str | None, flag("cluster.coordinator", "HOST:PORT")] = None,
     certs: Annotated[str | None, flag("security.certs", "DIR")] = None,
     insecure: bool | None = None,
@@ -228,6 +229,8 @@ def worker(
     ----------
     script
         The training script; it may also stand after "--", followed by its arguments.
+    module
+        The script is the name of a module, such as pkg.train, which is run as by python -m.
     join
         Address of the coordinator, host:port; of several that stand by for each other, all with commas between.
     certs
@@ -257,6 +260,7 @@ def worker(
         "web.metrics": metrics,
         "training.device": device,
         "run.script": script,
+        "run.module": "true" if module else None,
         "run.args": script_args,
     }
     overrides = merge_overrides(flags, parse_assignments(set_ or []))

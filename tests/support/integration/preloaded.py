@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from paramserver.preload.starter import Preloading
 from paramserver.preload.title import ROOM
 from paramserver.processes.lines import NamedLines, OnceHeard, Output
 from paramserver.processes.process import Child, Guard
-from paramserver.processes.starting import Executing, Starter
+from paramserver.processes.starting import Executing, Starter, python
 
 LIMIT_S = 100.0
 
@@ -36,7 +35,7 @@ class Nursery:
         self.preloads: list[Child] = []
         self._directory = directory
         self._guard = Guard()
-        loader = [sys.executable, "-m", "paramserver.roles.preloaded", str(directory / "any.py"), ROOM]
+        loader = [*python("paramserver.roles.preloaded"), str(directory / "any.py"), ROOM]
         self.forking = Preloading(ROLES, loader, self._preload, ENV_PREFIX, self.said.append)
 
     async def __aenter__(self) -> Nursery:
