@@ -17,6 +17,9 @@ class Plan(Protocol):
         """Whether anything is planned at the place ``name`` in this process."""
         ...
 
+    def touched(self, writes: bool) -> None:
+        """This process reads a place of checkpoints, or writes there. Raises OSError if the storage has a fault."""
+
     def through(self, channel: Any) -> Any:
         """A channel to a peer, as this process shall see it."""
 
@@ -37,6 +40,12 @@ def reach(name: str, step: int = -1) -> None:
     """The code has come to the place ``name``. May raise what the plan says, take its time, or end the process."""
     if _plan is not None:
         _plan.reached(name, step)
+
+
+def touch(writes: bool) -> None:
+    """A place of checkpoints on disk is about to be read, or written to. May raise OSError, or take its time."""
+    if _plan is not None:
+        _plan.touched(writes)
 
 
 def planned(name: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -181,7 +181,7 @@ class Holding:
 
     ``mine``: the owner that this process has written there; None if another process keeps OWNER.json up, or nobody
     does. ``private``: the place is nobody else's, and goes when the run ends. ``unused``: no job has had the place
-    before, as far as the place tells.
+    before, as far as the place tells. ``later``: claims the place, which could not be had when the job was taken over.
     """
 
     place: Place
@@ -189,6 +189,7 @@ class Holding:
     mine: Owner | None = None
     private: bool = False
     unused: bool = False
+    later: Callable[[], Awaitable[Holding]] | None = None
 
     @property
     def history(self) -> str:

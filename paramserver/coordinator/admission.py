@@ -43,6 +43,8 @@ log = structlog.get_logger("paramserver.coordinator")
 
 # With another version of these packages a member would get other bits.
 _SAME = ("paramserver", "torch")
+# A server that the job needs waits so long until it is known whether it shares the place of checkpoints.
+_LOOK_S = 2.0
 
 
 def check_join(job: Job, request: coordinator_pb2.JoinRequest, role: Role) -> None:
@@ -214,15 +216,44 @@ def _handle(job: Job, event: Event) -> list[JobFails]:
 # ---- the place of checkpoints
 
 
-async def probe_place(job: Job, address: str) -> None:
-    """Check that the server at ``address`` sees the same place of checkpoints as this coordinator: each reads a file
-    that the other has written.
+async def look_at_place(job: Job, address: str) -> None:
+    """See whether the server at ``address`` shares the place of checkpoints with this coordinator.
+
+    Before there is a version, a server that does not is refused: raises as :func:`_probe`. Afterwards the job needs the
+    server more than its checkpoints: it is let in, and `status` says why the job is degraded.
+    """
+    options = job.options
+    if not options.checkpoints.place or options.checkpoints.private:
+        return
+    recovery, loads = job.recovery, job.loads
+    begun = job.registry.ready or loads.under_way is not None or (recovery.under_way and not recovery.resuming)
+    if not begun:
+        try:
+            await _probe(job, address)
+        except errors.ConfigError as error:
+            log.error("a server is refused", reason=str(error))
+            raise
+        return
+    looking = job.tasks.begin(_tell_of_place(job, address))
+    await asyncio.wait({looking}, timeout=_LOOK_S)
+    if not looking.done():
+        job.checkpoints.overdue.not_shared(address, "the storage is slow or does not answer")
+
+
+async def _tell_of_place(job: Job, address: str) -> None:
+    try:
+        await _probe(job, address)
+    except errors.ParamServerError as error:
+        log.warning("a server joins without the place of the checkpoints", at=address, reason=str(error))
+        job.checkpoints.overdue.not_shared(address, str(error.__cause__ or error))
+
+
+async def _probe(job: Job, address: str) -> None:
+    """Each of both reads a file that the other has written.
 
     Raises ConfigError that names the server and says why not; retryable errors if it does not answer.
     """
     options, kept = job.options, job.options.checkpoints
-    if not kept.place or kept.private:
-        return
     place = Place(kept.place)
     question = Question(place)
     try:
@@ -237,7 +268,6 @@ async def probe_place(job: Job, address: str) -> None:
             f"the server at {address} does not share the place of the checkpoints, {place}, with the coordinator: "
             f"{error}; it has to be one directory, or URL, that all of them can write to"
         )
-        log.error("a server is refused", reason=reason)
         raise errors.ConfigError(reason) from error
     finally:
         await asyncio.to_thread(question.__exit__)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from paramserver import errors
 from paramserver.launch.poll import POLL_S
 from paramserver.processes.process import Child
-from paramserver.processes.restarts import Restarts
+from paramserver.processes.restarts import Restarts, cool_down_s
 from paramserver.processes.silence import Silence
 from paramserver.v1 import coordinator_pb2
 
@@ -76,29 +76,35 @@ class Seats:
         self.restarts.started(child.name)
         return Seat(child.name, child, again, time.monotonic())
 
-    def again(self, seat: Seat, code: int, fatal: int, told: bool = False) -> None:
+    def again(self, seat: Seat, code: int, fatal: int, told: bool = False, spare: bool = False) -> None:
         """Have the next process started soon. ``told``: people have been told that the last one has ended.
 
-        Raises ChildFailedError with the exit code ``fatal`` if it has failed too often.
+        ``spare``: the job goes on without it, so it is tried for ever, though more and more seldom. Otherwise raises
+        ChildFailedError with the exit code ``fatal`` if it has failed too often.
         """
         if code in (0, errors.RestartError.exit_code):  # an operator has asked the process to leave, or to restart
             seat.due = time.monotonic()
             self._say(f"{seat.name} has left, and is started again")
             return
-        pause_s = self.count(seat.name, code, fatal)
+        pause_s = self.count(seat.name, code, fatal, spare)
         if not told:
             self._say(f"{seat.name} ended unexpectedly ({how(code)})")
         seat.due = time.monotonic() + pause_s
         after = f" in {pause_s:g} s" if pause_s else ""
-        often = f"{self.restarts.failures(seat.name)} of at most {self.restarts.most} times in a row"
+        failures, most = self.restarts.failures(seat.name), self.restarts.most
+        often = f"{failures} of at most {most} times in a row"
+        if failures > most:
+            often = f"{failures} times in a row; the job goes on without it"
         self._say(f"{seat.name} is started again{after} ({often})")
 
-    def count(self, name: str, code: int, fatal: int) -> float:
+    def count(self, name: str, code: int, fatal: int, spare: bool = False) -> float:
         """Note that a process has failed; returns the seconds until its next start.
 
-        Raises ChildFailedError with the exit code ``fatal`` if it has failed too often.
+        Raises ChildFailedError with the exit code ``fatal`` if it has failed too often, and is not ``spare``.
         """
         pause_s = self.restarts.failed(name)
+        if pause_s is None and spare:
+            return cool_down_s(self.restarts.failures(name))
         if pause_s is None:
             raise ChildFailedError(
                 f"{name} has ended {self.restarts.failures(name)} times in a row, the last time with {how(code)}, "

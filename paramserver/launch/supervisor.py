@@ -60,6 +60,8 @@ class Supervisor:
         self._was_finished = False
         # The newest timeline while there were workers.
         self._worked_on = 0
+        # Pids of all members so far.
+        self._joined: set[int] = set()
         # How many workers there shall be.
         self._wanted = 0
         # Since when the coordinator has not answered.
@@ -106,6 +108,7 @@ class Supervisor:
         self._status = status
         self._seats.reached(status)
         self._was_finished = self._was_finished or status.finished
+        self._joined.update(process.pid for process in status.processes)
         if any(seat.child.running for seat in self.workers):
             self._worked_on = status.view.timeline
 
@@ -129,6 +132,7 @@ class Supervisor:
             self._name_those_who_linger()
             await self._scale()
             await self._scale_servers(self._status)
+            self._leave_out()
             await self._seats.start_due((*self._rest, *self.workers))
             if all(seat.code is not None for seat in self.workers):
                 code = await self._over()
@@ -174,6 +178,13 @@ class Supervisor:
             seat.code = _TERMINATED
             self._say(f"{seat.name} was told to leave; its slices go to the others")
             return None
+        if code > 0 and self._never_back(seat) and (self._nothing_left() or self._spare(seat)):
+            self._say(f"{seat.name} could not join again ({how(code)}); its slices go to the others")
+            if self._nothing_left():
+                seat.code = code
+            else:
+                self._again(seat, code)
+            return None
         if code > 0:
             self._say(f"{seat.name} failed with exit code {code}; the run ends")
             return code
@@ -187,6 +198,28 @@ class Supervisor:
         else:
             seat.code = code
         return None
+
+    def _leave_out(self) -> None:
+        """At the end, nobody waits for the next attempt of a worker that could not join again."""
+        for seat in self.workers:
+            if seat.due is not None and (seat.exit_code or 0) > 0 and self._nothing_left():
+                seat.due, seat.code = None, seat.exit_code
+
+    def _spare(self, seat: Seat) -> bool:
+        """Whether the job goes on without this process: a server whose shards others hold, a worker that has not come
+        back.
+        """
+        view = self._status.view
+        if view.state != types_pb2.JOB_STATE_RUNNING or seat is self.coordinator:
+            return False
+        if seat in self.servers:
+            return len(view.shards) == view.shard_count > 0
+        others = [other.child for other in self.workers if other is not seat]
+        return self._never_back(seat) and any(child.running and child.pid in self._joined for child in others)
+
+    def _never_back(self, seat: Seat) -> bool:
+        """Whether the process was started in place of another one, and has not become a member."""
+        return bool(seat.former) and seat.child.pid not in self._joined
 
     def _nothing_left(self) -> bool:
         return self._status.finished or self._status.view.state in _ENDED
@@ -202,11 +235,11 @@ class Supervisor:
                 "go on",
                 code,
             )
-        if code in HOPELESS and seat is not self.coordinator:
+        if code in HOPELESS and not seat.former and not self._spare(seat) and seat is not self.coordinator:
             raise ChildFailedError(f"{seat.name} ended with exit code {code}; it says why above", code)
         if not self.restarts.most:
             raise ChildFailedError(f"{seat.name} ended unexpectedly ({how(code)}); the run cannot go on", code)
-        self._seats.again(seat, code, fatal, told=seat in self.workers)
+        self._seats.again(seat, code, fatal, told=seat in self.workers, spare=self._spare(seat))
 
     # ---- as many workers as wished for
 

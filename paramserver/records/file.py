@@ -9,8 +9,10 @@ first of them voids all lines before it with the same step or a later one, and s
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -63,6 +65,9 @@ class RecordsFile:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None
+        if not os.fstat(self._file.fileno()).st_nlink:
+            self.close()
+            raise FileNotFoundError(errno.ENOENT, "it was deleted while the job wrote to it")
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 

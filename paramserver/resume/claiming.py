@@ -61,10 +61,12 @@ async def claim(place: Place, wanted: Claim) -> Holding:
 
 
 async def keep_up(holding: Holding) -> None:
-    """Beat until cancelled: this process lives."""
+    """Beat until cancelled: this process lives. A place that could not be claimed is claimed when that is possible."""
     while True:
         await asyncio.sleep(BEAT_S)
-        with contextlib.suppress(errors.CheckpointError):  # the next checkpoint fails, and says so
+        with contextlib.suppress(errors.ParamServerError):  # the next checkpoint fails, and says so
+            if holding.mine is None and holding.later is not None:
+                holding.mine = (await holding.later()).mine
             await asyncio.to_thread(holding.beat)
 
 

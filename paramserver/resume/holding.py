@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
+from paramserver import errors
 from paramserver.checkpoint import owner
 from paramserver.checkpoint.owner import Holding, Wish
+from paramserver.checkpoint.place import Place
 from paramserver.config import Settings
 from paramserver.resume.checkpointing import begins, choices, place_of
 from paramserver.resume.claiming import Claim, claim
 from paramserver.resume.options import Options
 from paramserver.v1 import coordinator_pb2
+
+log = structlog.get_logger("paramserver.checkpoint")
+
+# A job that trains does not wait longer for its place.
+_CLAIM_S = 5.0
 
 
 async def hold(
@@ -18,22 +27,37 @@ async def hold(
 ) -> Holding | None:
     """The hold of a coordinator at ``address`` that leads; None if there are no checkpoints.
 
-    ``record``: of the job that it takes over. ``stood_by``: it waited for the end of another coordinator. Raises
-    ConfigError if the place belongs to another job.
+    ``record``: of the job that it takes over: that job goes on also if the place cannot be had now. ``stood_by``: it
+    waited for the end of another coordinator. Raises ConfigError if the place belongs to another job.
     """
-    fresh = options.fresh and record is None and not stood_by
+    if record is not None:
+        return await _hold_again(settings, options, address, tuple(record.histories))
+    fresh = options.fresh and not stood_by
     place = await asyncio.to_thread(place_of, settings, fresh)
     if place is None:
         return None
     if options.histories:
         return Holding(place, options.histories, private=options.private)
     wish = begins(settings, fresh, options.resume or stood_by)
-    histories: tuple[str, ...] = ()
-    if record is not None:
-        wish, histories = Wish.TAKE_OVER, tuple(record.histories)
-    return await claim(
-        place, Claim(settings.cluster.job, wish, address, histories, choices("start coordinator", place))
-    )
+    return await claim(place, Claim(settings.cluster.job, wish, address, (), choices("start coordinator", place)))
+
+
+async def _hold_again(settings: Settings, options: Options, address: str, histories: tuple[str, ...]) -> Holding | None:
+    """The hold of a job that is taken over. The place is not made again: it may be a volume that comes back."""
+    if not settings.checkpoint.place:
+        return None
+    place = Place(settings.checkpoint.place)
+    if options.histories:
+        return Holding(place, options.histories, private=options.private)
+    wanted = Claim(settings.cluster.job, Wish.TAKE_OVER, address, histories, choices("start coordinator", place))
+    try:
+        async with asyncio.timeout(_CLAIM_S):
+            return await claim(place, wanted)
+    except (errors.ParamServerError, TimeoutError) as error:
+        if not histories:
+            raise
+        log.warning("the job goes on without its place of checkpoints", place=str(place), reason=str(error) or "slow")
+        return Holding(place, histories, later=lambda: claim(place, wanted))
 
 
 async def hold_for_run(settings: Settings, fresh: bool, private: bool) -> Holding:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import structlog
+
 from paramserver.config import Settings
 from paramserver.coordinator.job import Job
 from paramserver.membership.settings import shared
 from paramserver.records.opening import open_records
 from paramserver.records.writing import Writing
+
+log = structlog.get_logger("paramserver.coordinator")
 
 
 async def keep_records(job: Job, settings: Settings, resumed: bool) -> Writing | None:
@@ -25,10 +29,16 @@ async def keep_records(job: Job, settings: Settings, resumed: bool) -> Writing |
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the job with it
             loop.call_soon_threadsafe(job.promises.broken.setdefault, "records", sentence)
 
-    opened = await asyncio.to_thread(
-        open_records, run, job.options.job, job.beginning, resumed, shared(settings), missed
-    )
-    writing, steps, ours = opened
+    try:
+        writing, steps, ours = await asyncio.to_thread(
+            open_records, run, job.options.job, job.beginning, resumed, shared(settings), missed
+        )
+    except Exception as error:  # of a tracker, or of a file that cannot be read now: no reason to end a job
+        log.warning("what is logged is not written from now on", reason=str(error))
+        job.promises.broken.setdefault(
+            "records", f"what ctx.log was given since a coordinator was started again is not in {run.records}: {error}"
+        )
+        return None
     job.records.go_on(steps, ours)
     job.records.sink = writing
     return writing

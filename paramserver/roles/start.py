@@ -52,10 +52,15 @@ def start_coordinator(settings: Settings, options: Options) -> int:
     from paramserver.report.writing import check_report
     from paramserver.results.summary import check_writable
 
-    check_writable(settings.run)
-    check_records(settings.run)
-    if settings.run.report:
-        check_report(Path(settings.run.report))
+    try:
+        check_writable(settings.run)
+        check_records(settings.run)
+        if settings.run.report:
+            check_report(Path(settings.run.report))
+    except errors.UserError as error:
+        if not options.resume:
+            raise
+        log.warning("the job goes on, and may break a promise at its end", reason=str(error))
     if not settings.cluster.job:
         settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": _DEFAULT_JOB})})
     return asyncio.run(_coordinate(settings, options))
@@ -92,7 +97,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
         server = await grpc.serve([("Coordinator", coordinating.endpoint)], host, port, security)
         coordinating.address = join(advertised, server.port)
         dashboard = Dashboard(settings, security, coordinating.endpoint)
-        await dashboard.start(advertised)
+        await dashboard.start(advertised, again=options.resume)
         coordinating.dashboard, coordinating.show_end = dashboard.url, dashboard.show_end
         # Commands given on this machine find the coordinator here.
         near = join("127.0.0.1" if host in ("0.0.0.0", "::") else host, server.port)

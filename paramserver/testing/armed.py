@@ -24,6 +24,10 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTE
 # Lets a stopped process go on after so many tenths of a second, and ends when that process has ended.
 _WAKER = 'n=$1; while [ "$n" -gt 0 ] && kill -0 "$2"; do sleep 0.1; n=$((n - 1)); done; kill -CONT "$2"'
 _LOOK_S = 0.05
+# What an operation on storage fails with; "gone" also fails when it reads.
+_ERRNO = {"full": errno.ENOSPC, "read_only": errno.EROFS, "gone": errno.ENOENT}
+# The most seconds that a write to slow storage takes.
+_SLOW_S = 30.0
 
 
 class Armed:
@@ -40,7 +44,7 @@ class Armed:
         # How often this process reached the place of each fault, or made its call.
         self._seen: Counter[int] = Counter()
         # Faults of processes that are not carried out yet, as far as this process knows.
-        self._open = {number: fault for number, fault in enumerate(plan.faults) if fault.kind == "process"}
+        self._open = {number: fault for number, fault in enumerate(plan.faults) if fault.kind in ("process", "storage")}
         self._timed = False
         # Kept so that they are reaped.
         self._wakers: list[subprocess.Popen[bytes]] = []
@@ -65,6 +69,20 @@ class Armed:
             meant = fault.strikes("at", name, self.name) and fault.step in (None, step)
             if meant and self._turn(number, fault) and self._take(number, fault, name, step):
                 self._strike(fault, name)
+
+    def touched(self, writes: bool) -> None:
+        """See `failpoints.Plan`. A fault of the storage strikes all processes from its step on, for its seconds."""
+        faults = {n: fault for n, fault in enumerate(self._plan.faults) if fault.kind == "storage"}
+        for entry in self._fired.read() if faults else ():
+            fault = faults.get(entry.fault)
+            left_s = entry.at + fault.seconds - time.time() if fault is not None else 0.0
+            if fault is None or left_s <= 0 or not (writes or fault.do == "gone"):
+                continue
+            if fault.do == "slow":
+                time.sleep(min(left_s, _SLOW_S))
+            else:
+                number = _ERRNO[fault.do]
+                raise OSError(number, f"{os.strerror(number)}, as planned")
 
     def through(self, channel: Any) -> Any:
         """See `failpoints.Plan`. The calls of one channel belong to one event loop."""
@@ -132,6 +150,10 @@ class Armed:
 
     def _strike_other(self, number: int, fault: Planned) -> None:
         """Strike the planned process. A process that is not there is struck when it is back."""
+        if fault.kind == "storage":
+            self._open.pop(number, None)
+            self._fired.take(number, fault.times, "storage", fault.what, fault.do, self.step)
+            return
         pid = self._processes.alive(fault.who)
         if pid is None:
             return

@@ -21,12 +21,14 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "at": ("kill", "stop", "delay", "error", "note"),
     "call": tuple(fault.value for fault in Fault),
     "process": ("kill", "stop", "term"),
+    "storage": ("full", "read_only", "gone", "slow"),
 }
-_LASTS = ("stop", "delay", "reorder")
+_LASTS = ("stop", "delay", "reorder", *ACTIONS["storage"])
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "at": ("at", "do", "who", "step", "nth", "times", "seconds"),
     "call": ("call", "do", "who", "step", "nth", "times", "seconds", "share"),
     "process": ("process", "do", "step", "after_s", "seconds"),
+    "storage": ("storage", "do", "step", "after_s", "seconds"),
 }
 _MAX_S = 600.0
 
@@ -35,7 +37,8 @@ _MAX_S = 600.0
 class Planned:
     """One fault.
 
-    ``kind``: "at" (a place in the code), "call" (messages of a kind) or "process". ``what``: the name of the place,
+    ``kind``: "at" (a place in the code), "call" (messages of a kind), "process", or "storage" (where checkpoints lie:
+    all processes that touch it are struck). ``what``: the name of the place,
     call or process, or a pattern of names ("ckpt.*"). ``who``: the member that the fault strikes, or a pattern; of a
     call, the caller. ``step``: only on this step; of a call, from this step on; of a process, when the job has reached
     this step; None: on any step. ``nth``: not before a process reaches the place for the n-th time. ``times``: how
@@ -64,6 +67,7 @@ class Planned:
             "at": f"{self.do} {self.who} at {self.what}",
             "call": f"{self.do} {self.what} of {self.who}",
             "process": f"{self.do} {self.who}",
+            "storage": f"{self.do.replace('_', '-')} {self.what}",
         }[self.kind]
         if self.do in _LASTS:
             text += f" for {self.seconds:g} s"
@@ -92,7 +96,7 @@ class Plan:
         lines = [f"seed = {self.seed}"]
         for fault in self.faults:
             lines += ["", "[[fault]]", f'{fault.kind} = "{fault.what}"', f'do = "{fault.do}"']
-            lines += [f'who = "{fault.who}"'] if fault.kind != "process" and fault.who != "*" else []
+            lines += [f'who = "{fault.who}"'] if fault.kind in ("at", "call") and fault.who != "*" else []
             for key, default in (("step", None), ("after_s", None), ("nth", 1), ("times", 1), ("share", 1.0)):
                 value = getattr(fault, key)
                 lines += [f"{key} = {value}"] if value != default else []
@@ -131,7 +135,7 @@ def parse(text: str, where: str = "the plan") -> Plan:
 def _fault(entry: Mapping[str, Any], where: str) -> Planned:
     kinds = [kind for kind in ACTIONS if kind in entry]
     if len(kinds) != 1:
-        raise ConfigError(f"{where} needs one of at, call and process, not {' and '.join(kinds) or 'none'}")
+        raise ConfigError(f"{where} needs one of at, call, process and storage, not {' and '.join(kinds) or 'none'}")
     kind = kinds[0]
     for key in entry:
         if key not in _KEYS[kind]:
@@ -139,12 +143,13 @@ def _fault(entry: Mapping[str, Any], where: str) -> Planned:
     what, do = _text(entry[kind], f"{where}: {kind}"), _text(entry.get("do", ""), f"{where}: do")
     if do not in ACTIONS[kind]:
         raise ConfigError(f"{where}: do = {do!r}; with {kind} it is one of {', '.join(ACTIONS[kind])}")
-    who = what if kind == "process" else _text(entry.get("who", "*"), f"{where}: who")
+    who = what if kind == "process" else "*" if kind == "storage" else _text(entry.get("who", "*"), f"{where}: who")
     if not _WHO.fullmatch(who):
         raise ConfigError(
             f"{where}: {who!r} is no member; name coordinator, store, server-0, worker-0, or a pattern as worker-*"
         )
-    {"at": _check_place, "call": _check_call, "process": _check_process}[kind](entry, what, do, who, where)
+    checks = {"at": _check_place, "call": _check_call, "process": _check_process, "storage": _check_storage}
+    checks[kind](entry, what, do, who, where)
     if "seconds" in entry and do not in _LASTS:
         raise ConfigError(f"{where}: seconds goes with {', '.join(_LASTS)}, not with {do}")
     return Planned(
@@ -185,6 +190,16 @@ def _check_call(entry: Mapping[str, Any], what: str, do: str, who: str, where: s
 def _check_process(entry: Mapping[str, Any], what: str, do: str, who: str, where: str) -> None:
     if "*" in who:
         raise ConfigError(f"{where}: process = {who!r}; name one process, as worker-1")
+    _check_when(entry, where)
+
+
+def _check_storage(entry: Mapping[str, Any], what: str, do: str, who: str, where: str) -> None:
+    if what != "checkpoints":
+        raise ConfigError(f"{where}: storage = {what!r}; the only storage is checkpoints")
+    _check_when(entry, where)
+
+
+def _check_when(entry: Mapping[str, Any], where: str) -> None:
     if ("step" in entry) == ("after_s" in entry):
         raise ConfigError(f"{where} needs one of step and after_s, to say when")
 

@@ -9,7 +9,9 @@ from paramserver.errors import ConfigError
 from paramserver.testing.faults import chance
 from paramserver.testing.plan import Plan, Planned
 
+# Faults of the storage have to be asked for: a run without --checkpoint-dir does not wait for its storage.
 KINDS = ("worker", "server", "coordinator", "store", "network")
+ALL_KINDS = (*KINDS, "storage")
 
 _WORKER_PLACES = ("worker.after_pull", "worker.after_grad", "worker.between_shards")
 _SERVER_PLACES = (
@@ -27,6 +29,7 @@ _PUSHES = ("drop", "lose_reply", "delay", "duplicate", "reorder", "cut")
 _PULLS = ("drop", "lose_reply", "delay", "duplicate")
 _STOP_S = (0.2, 1.0)
 _DELAY_S = (0.02, 0.3)
+_STORAGE_S = (0.5, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ def made(seed: int, faults: int, shape: Shape, kinds: Sequence[str] = KINDS) -> 
     Raises ConfigError for unknown kinds.
     """
     for kind in kinds:
-        if kind not in KINDS:
-            raise ConfigError(f"there is no kind of fault {kind!r}; the kinds are {', '.join(KINDS)}")
+        if kind not in ALL_KINDS:
+            raise ConfigError(f"there is no kind of fault {kind!r}; the kinds are {', '.join(ALL_KINDS)}")
     if faults < 1 or not kinds:
         raise ConfigError(f"a plan needs at least one fault and one kind, not {faults} of {len(kinds)} kinds")
     return Plan(tuple(_Dice(seed, number, shape).fault(kinds) for number in range(faults)), seed)
@@ -61,7 +64,7 @@ class _Dice:
         self._throws = 0
 
     def fault(self, kinds: Sequence[str]) -> Planned:
-        kind = self._one(sorted(set(kinds), key=KINDS.index))
+        kind = self._one(sorted(set(kinds), key=ALL_KINDS.index))
         step = int(self._throw() * self._shape.steps)
         when: dict[str, int] = {"step": step}
         if self._shape.mode == "async":  # whose steps are versions, of which a process sees only some
@@ -76,6 +79,9 @@ class _Dice:
                 return self._call(step)
             case "coordinator":
                 return self._coordinator(step)
+            case "storage":
+                do = self._one(("full", "read_only", "gone", "slow"))
+                return Planned("storage", "checkpoints", do, step=step, seconds=self._between(_STORAGE_S))
         return Planned("process", "store", self._one(("kill", "stop")), "store", step, seconds=self._between(_STOP_S))
 
     def _server(self, when: dict[str, int]) -> Planned:

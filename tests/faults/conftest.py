@@ -21,7 +21,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "seed": (1, "of the campaign"),
     "faults": (200, "of the campaign, in all"),
     "each": (4, "of the campaign, in one run"),
-    "kinds": ("worker,server,coordinator,store,network", "of the campaign"),
+    "kinds": ("worker,server,coordinator,store,network,storage", "of the campaign"),
     "replicas": (0, "of the campaign"),
     "kills": (50, "of each role, or mode"),
     "seconds": (1e9, "begin no case after so many seconds"),

@@ -189,4 +189,5 @@ def test_the_document_has_all_places_and_its_example_is_a_plan() -> None:
         "kill server-1 at push.after_stage, step 7",
         "lose_reply Shard.P* of worker-*, 10% of them, every time",
         "stop coordinator for 2 s, after 1.5 s",
+        "full checkpoints for 5 s, step 20",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from paramserver.testing.fired import FiredLog
 from paramserver.testing.places import PLACES
 from paramserver.testing.plan import Plan, Planned, load, parse
 from paramserver.testing.processes import ProcessBook
-from paramserver.testing.seeded import KINDS, Shape, made
+from paramserver.testing.seeded import ALL_KINDS, Shape, made
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,8 +73,8 @@ BAD = [
     ("faults = 3", "unknown key 'faults'"),
     ("seed = -1", "seed is a whole number of at least 0, not -1"),
     ("fault = 3", "faults are written as [[fault]]"),
-    ('[[fault]]\ndo = "kill"', "fault 1 needs one of at, call and process, not none"),
-    ('[[fault]]\nat = "push.recv"\ncall = "Shard.Push"', "needs one of at, call and process, not at and call"),
+    ('[[fault]]\ndo = "kill"', "fault 1 needs one of at, call, process and storage, not none"),
+    ('[[fault]]\nat = "push.recv"\ncall = "Shard.Push"', "needs one of at, call, process and storage, not at and call"),
     ('[[fault]]\nat = "push.recv"\nafter_s = 1\ndo = "kill"', "unknown key 'after_s'; with at go"),
     (
         '[[fault]]\nat = "push.recv"\ndo = "explode"',
@@ -90,7 +91,10 @@ BAD = [
     ('[[fault]]\nat = "push.recv"\ndo = "kill"\nstep = true', "step is a whole number"),
     ('[[fault]]\nat = "push.recv"\ndo = "kill"\nnth = 0', "nth is a whole number of at least 1, not 0"),
     ('[[fault]]\nat = "push.recv"\ndo = "kill"\ntimes = 1.5', "times is a whole number"),
-    ('[[fault]]\nat = "push.recv"\ndo = "kill"\nseconds = 1', "seconds goes with stop, delay, reorder, not with kill"),
+    (
+        '[[fault]]\nat = "push.recv"\ndo = "kill"\nseconds = 1',
+        "seconds goes with stop, delay, reorder, full, read_only, gone, slow, not with kill",
+    ),
     ('[[fault]]\nat = "push.recv"\ndo = "stop"\nseconds = 0', "seconds is a number above 0, at most 600, not 0"),
     ('[[fault]]\nat = "push.recv"\ndo = "stop"\nseconds = nan', "seconds is a number above 0"),
     ('[[fault]]\ncall = "Shard.Shove"\ndo = "drop"', "there is no call 'Shard.Shove'; the calls are Shard."),
@@ -147,11 +151,12 @@ def test_what_a_seed_makes_can_be_written_and_read_again(mode: str) -> None:
     assert all(0 <= (fault.step or 0) < 12 for fault in plan.faults)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_the_kinds_of_faults_can_be_chosen(kind: str) -> None:
     plan = made(1, 50, Shape(2, 2, 10), [kind])
-    struck = {"call" if fault.kind == "call" else fault.who.partition("-")[0] for fault in plan.faults}
+    struck = {fault.kind if fault.kind in ("call", "storage") else fault.who.partition("-")[0] for fault in plan.faults}
     assert struck == {"call" if kind == "network" else kind}
+    assert [str(fault) for fault in parse(plan.to_toml()).faults] == [str(fault) for fault in plan.faults]
 
 
 def test_unknown_kinds_are_refused() -> None:
@@ -249,6 +254,35 @@ def test_without_a_limit_it_strikes_every_time(blows: Blows, fired: FiredLog) ->
     for step in range(5):
         armed.reached("push.recv", step)
     assert len(blows.naps) == len(fired.read()) == 5
+
+
+@pytest.mark.parametrize(("do", "reading"), [("full", False), ("read_only", False), ("gone", True)])
+def test_the_storage_fails_for_all_processes_from_a_step_on_for_a_while(
+    do: str, reading: bool, monkeypatch: pytest.MonkeyPatch, fired: FiredLog
+) -> None:
+    """Writing fails; reading fails as well if the storage is gone."""
+    plan = plan_of(f'storage = "checkpoints"\nstep = 3\ndo = "{do}"\nseconds = 5')
+    server, coordinator = arm(plan, "server-0", fired), arm(plan, "coordinator", fired)
+    server.reached("apply.mid", 2)
+    coordinator.touched(writes=True)
+    server.reached("apply.mid", 3)
+    for armed in (server, coordinator):
+        with pytest.raises(OSError, match="as planned"):
+            armed.touched(writes=True)
+        with pytest.raises(OSError, match="as planned") if reading else contextlib.nullcontext():
+            armed.touched(writes=False)
+    now = fired.read()[0].at
+    monkeypatch.setattr("paramserver.testing.armed.time.time", lambda: now + 5.1)
+    coordinator.touched(writes=True)
+    assert [(one.who, one.do) for one in fired.read()] == [("storage", do)]
+
+
+def test_slow_storage_takes_its_time_for_each_write(blows: Blows, fired: FiredLog) -> None:
+    armed = arm(plan_of('storage = "checkpoints"\nstep = 0\ndo = "slow"\nseconds = 600'), "server-0", fired)
+    armed.reached("apply.mid", 0)
+    armed.touched(writes=True)
+    armed.touched(writes=False)
+    assert blows.naps == [30.0]
 
 
 def test_an_error_is_one_that_the_caller_meets_in_life(blows: Blows, fired: FiredLog) -> None:

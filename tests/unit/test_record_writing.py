@@ -161,6 +161,20 @@ def test_a_file_that_misses_values_is_a_broken_promise() -> None:
     assert missed == ["failing does not have all logged values: no network"]
 
 
+def test_a_file_that_is_deleted_is_a_broken_promise(tmp_path: Path) -> None:
+    """Before, all later values went into the deleted file, and nobody said so."""
+    path, missed = tmp_path / "records.jsonl", list[str]()
+    opened = Writing([], RecordsFile(path, "job", 1, False), missed.append)
+    opened.write([at(0, 1.0)])
+    opened.settle()
+    assert missed == []
+    path.unlink()
+    opened.write([at(1, 1.0)])
+    opened.settle()
+    opened.close()
+    assert missed == [f"the file {path} does not have all logged values: it was deleted while the job wrote to it"]
+
+
 def test_settling_waits_for_the_file_and_not_for_trackers() -> None:
     missed: list[str] = []
     hanging, promised = Hangs(), Fails("")

@@ -565,3 +565,72 @@ def test_a_server_that_has_not_come_yet_has_time() -> None:
     world = World(hang_s=0.2)
     assert world.run(story) == 0
     assert world.said == []
+
+
+async def ends_again_and_again(world: World, name: str, code: int, times: int) -> None:
+    """The process ends so often, and is started again each time."""
+    for _ in range(times):
+        count = len(world.of(name))
+        world.of(name)[-1].end(code)
+        await until(lambda: len(world.of(name)) > count)  # noqa: B023
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_server_whose_shards_others_hold_never_ends_the_run(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Not its exit code, and not the number of attempts."""
+    monkeypatch.setattr("paramserver.processes.restarts._SECOND_S", 0.01)
+
+    async def story(world: World) -> None:
+        world.status.view.shards.add()
+        world.status.view.shard_count = 1
+        await ends_again_and_again(world, "server-0", code, 5)
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    assert world.said[-1].endswith("(5 times in a row; the job goes on without it)")
+
+
+@pytest.mark.parametrize("code", [1, 2, 3])
+def test_a_worker_that_cannot_come_back_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Another worker trains. At the end nobody waits for the next attempt."""
+    monkeypatch.setattr("paramserver.processes.restarts._SECOND_S", 0.01)
+
+    async def story(world: World) -> None:
+        world.unnoticed = [world.of(f"worker-{index}")[0].pid for index in range(2)]
+        await world.ask()
+        await ends_again_and_again(world, "worker-1", -9, 1)
+        await ends_again_and_again(world, "worker-1", code, 5)
+        world.unnoticed = []
+        world.of("worker-1")[-1].end(code)
+        world.status.finished = True
+        world.of("worker-0")[0].end(0)
+
+    world = World()
+    assert world.run(story) == 0
+    assert f"worker-1 could not join again (exit code {code}); its slices go to the others" in world.said
+
+
+def test_a_worker_that_has_come_back_and_fails_ends_the_run() -> None:
+    async def story(world: World) -> None:
+        world.unnoticed = [world.of(f"worker-{index}")[0].pid for index in range(2)]
+        await world.ask()
+        world.of("worker-1")[0].end(-9)
+        await until(lambda: len(world.of("worker-1")) == 2)
+        world.unnoticed.append(world.of("worker-1")[1].pid)
+        await world.ask()
+        world.of("worker-1")[1].end(7)
+
+    assert World().run(story) == 7
+
+
+def test_a_server_that_nobody_can_replace_is_tried_again_before_its_exit_code_counts() -> None:
+    """Its certificate may be renewed just now."""
+
+    async def story(world: World) -> None:
+        await ends_again_and_again(world, "server-0", -9, 1)
+        await ends_again_and_again(world, "server-0", 2, 2)
+        world.of("server-0")[-1].end(2)
+
+    with pytest.raises(ChildFailedError, match="has ended 4 times in a row, the last time with exit code 2"):
+        World().run(story)

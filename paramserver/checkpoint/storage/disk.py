@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paramserver.checkpoint.storage.folder import Bytes
 from paramserver.errors import ConfigError
+from paramserver.failpoints import touch
 
 # Some network file systems cannot do this to a directory; their names are safe once they are there.
 _NO_SUCH_SYNC = {errno.EINVAL, errno.ENOTSUP}
@@ -54,6 +55,7 @@ class DiskRoot:
 
     def folders(self) -> list[str]:
         try:
+            touch(writes=False)
             with os.scandir(self._path) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except FileNotFoundError:
@@ -125,6 +127,7 @@ class DiskFolder:
 
     def files(self) -> list[str]:
         try:
+            touch(writes=False)
             self._refuse_link()
             with os.scandir(self._path) as entries:
                 return sorted(entry.name for entry in entries if not entry.is_dir(follow_symlinks=False))
@@ -133,6 +136,7 @@ class DiskFolder:
 
     def size(self, name: str) -> int | None:
         try:
+            touch(writes=False)
             self._refuse_link()
             found = os.stat(self._path / name, follow_symlinks=False)
         except FileNotFoundError:
@@ -142,10 +146,12 @@ class DiskFolder:
         return found.st_size
 
     def open(self, name: str) -> DiskReader:
+        touch(writes=False)
         self._refuse_link()
         return DiskReader(self._path / name)
 
     def create(self, temporary: str) -> DiskWriter:
+        touch(writes=True)
         if not self._made:
             with contextlib.suppress(FileExistsError):
                 self._path.mkdir()
@@ -212,6 +218,7 @@ class DiskWriter:
         self._fd = os.open(self._path, flags, 0o666)
 
     def write(self, data: Bytes) -> None:
+        touch(writes=True)
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view[: 1 << 30]) :]

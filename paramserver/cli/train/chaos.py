@@ -42,7 +42,7 @@ def chaos(
     faults
         How many faults to plan.
     kinds
-        Only faults of these kinds, as worker,server,network (and coordinator, store).
+        Only faults of these kinds, as worker,server,network (and coordinator, store, storage).
     shape
         Servers, workers and steps that the plan is made for, as 2,3,100; otherwise those of the run without faults.
     no_twin

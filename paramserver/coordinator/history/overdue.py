@@ -53,6 +53,13 @@ class Overdue:
         self.reason, self._failed = reason, max(self._failed, version)
         self._tell(version, reason)
 
+    def not_shared(self, address: str, reason: str) -> None:
+        """The server at this address has joined, and does not see the place, or cannot write there."""
+        self._promises.troubles[KEY] = (
+            f"the server at {address} has joined without the place of the checkpoints, {self._place}: {reason}; "
+            "make room there, or mend it"
+        )
+
     def look(self) -> None:
         """Warn of a checkpoint that takes too long: storage that hangs raises no error."""
         now = time.monotonic()

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import structlog
 
 from paramserver import errors
-from paramserver.checkpoint import catalog, manifest, owner
+from paramserver.checkpoint import manifest
 from paramserver.checkpoint.manifest import Manifest
-from paramserver.checkpoint.place import Place
 from paramserver.coordinator import ports
 from paramserver.coordinator.history.checkpoints import Checkpoints
+from paramserver.coordinator.history.choosing import Choosing
 from paramserver.coordinator.history.loads import Loads
-from paramserver.coordinator.history.manifests import load_from_proto, model_of, position_of
+from paramserver.coordinator.history.manifests import model_of, position_of
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
 from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.poison import PoisonWatch
@@ -65,6 +65,8 @@ log = structlog.get_logger("paramserver.coordinator")
 _RETRY_S = 0.3
 _SAY_S = 5.0
 _RESTORE_S = 600.0
+# Of the trouble that keeps the job from going back.
+_KEY = "going back"
 
 
 class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
@@ -78,6 +80,7 @@ class _Job(ports.Stage, ports.Course, ports.Commands, ports.Ends, Protocol):
     loads: Loads
     mode_change: ModeChange
     poison: PoisonWatch
+    promises: Promises
     registry: ModelRegistry
     reports: Reports
     schedule: Schedule
@@ -102,10 +105,7 @@ class Recovery:
     def __init__(self, job: _Job) -> None:
         self._job = job
         self._rollback = Rollback(job.options.max_idle_s)
-        # The checkpoint that the job was told to go on from, and its place, until the job has a checkpoint of its own.
-        self._source: tuple[str, Manifest] | None = None
-        # The checkpoints to choose from, by their names.
-        self._found: dict[str, Manifest] = {}
+        self._choosing = Choosing(job)
         self._started = 0.0
         # Asynchronous mode: the leases with which the job goes on.
         self._table: SliceLeases | None = None
@@ -163,7 +163,7 @@ class Recovery:
         ``place``: the place of that checkpoint, if it is not the place of the job's own.
         """
         job = self._job
-        self._source = (place, saved) if place else None
+        self._choosing.told(place, saved)
         if not place:
             job.checkpoints.restore(saved.name)
         where = position_of(saved)
@@ -225,14 +225,23 @@ class Recovery:
         except errors.FencedError as error:
             return Failed(Kind.REPLACED, str(error))
         except errors.CheckpointError as error:
+            if isinstance(command, Restore) and await asyncio.to_thread(self._choosing.gone, command.saved):
+                return self._later(f"{error}: put the checkpoint back, or mount the volume again")
             log.warning("a checkpoint cannot be used", reason=str(error))
             return Failed(Kind.DAMAGED, str(error))
         except errors.RetryableError as error:
-            log.info(f"going back did not work at once; trying again: {error}")
-            return Failed(Kind.LATER, str(error))
+            return self._later(str(error))
         except errors.ParamServerError as error:
             return Failed(Kind.FOR_GOOD, str(error))
         return Done()
+
+    def _later(self, text: str) -> Failed:
+        """The same may work later. It is said when it is new; `status` shows it until the job goes on."""
+        troubles = self._job.promises.troubles
+        if troubles.get(_KEY) != text:
+            troubles[_KEY] = text
+            log.info(f"going back did not work at once; trying again: {text}")
+        return Failed(Kind.LATER, text)
 
     async def _end(self, command: GiveUp | StepDown) -> None:
         if isinstance(command, StepDown):
@@ -275,13 +284,10 @@ class Recovery:
     async def _ask(self) -> Told:
         """Ask all shards for timelines and versions, and look for checkpoints."""
         job, place = self._job, self._job.checkpoints.place
-        saved: list[Saved] = []
         published = job.registry.ready
+        saved: list[Saved] = []
         if place is not None and (published or self.resuming):
-            own = self._fitting(await asyncio.to_thread(catalog.complete, place, job.options.checkpoints.ours))
-            told = [] if own or self._source is None else self._fitting(await asyncio.to_thread(self._told))
-            self._found = {one.name: one for one in own or told}
-            saved = [Saved(one.name, one.version, one.timeline, not own) for one in own or told]
+            saved = await asyncio.to_thread(self._choosing.look, place, self._rollback.bad, self.resuming)
         await job.registry.place()
         stats = await job.shards.stats()
         reached = max([0, *(reply.version for reply in stats if reply.timeline == job.timeline)])
@@ -301,33 +307,10 @@ class Recovery:
         await job.journal.settled()
         reach("coord.after_timeline")
 
-    def _fitting(self, found: Sequence[Manifest]) -> list[Manifest]:
-        """The checkpoints of this model that are finite and not known to be damaged, in their order."""
-        digest, fitting = self._job.registry.digest, []
-        for saved in found:
-            if not saved.finite or saved.name in self._rollback.bad or saved.layout_digest != digest:
-                continue
-            try:
-                loaded = load_from_proto(position_of(saved).loaded)
-            except errors.CheckpointError as error:
-                log.warning("a checkpoint cannot be used; trying an earlier one", reason=str(error))
-                continue
-            # Workers that have gone on after a load do not load again.
-            if self.resuming or not self._job.loads.lost(loaded):
-                fitting.append(saved)
-        return fitting
-
-    def _told(self) -> list[Manifest]:
-        """The checkpoint that the job was told to go on from, and older ones in its place."""
-        assert self._source is not None
-        place, meant = Place(self._source[0]), self._source[1]
-        found = catalog.complete(place, owner.histories_in(place))
-        return [saved for saved in found if catalog.order(saved.name) <= catalog.order(meant.name)]
-
     async def _restore(self, chosen: Saved) -> None:
         """All shards restore a checkpoint, and publish it."""
-        job, saved = self._job, self._found[chosen.name]
-        await self._load(saved, self._source[0] if chosen.elsewhere and self._source is not None else "")
+        job, saved = self._job, self._choosing.found[chosen.name]
+        await self._load(saved, self._choosing.source if chosen.elsewhere else "")
         await job.registry.publish()
         if chosen.elsewhere:
             await job.checkpoints.save_first(saved.version)
@@ -379,6 +362,7 @@ class Recovery:
         if version >= 0:
             job.replication.begin()
         job.life.handle(WentBack())
+        job.promises.troubles.pop(_KEY, None)
         # A coordinator that found the job on its way back would go back once more. Workers must not be ahead of that.
         job.write_down()
         await job.journal.settled()

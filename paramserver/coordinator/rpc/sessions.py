@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import structlog
 
 from paramserver import errors
-from paramserver.coordinator.admission import admit_server, check_join, check_member, probe_place, server_gone
+from paramserver.coordinator.admission import admit_server, check_join, check_member, look_at_place, server_gone
 from paramserver.coordinator.job import Job
 from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import (
@@ -126,7 +126,7 @@ class Sessions:
                 request.address, shard_pb2.StatsRequest(job=self._job.options.job), self._job.options.call_timeout_s
             )
             if not request.holds:
-                await probe_place(self._job, request.address)
+                await look_at_place(self._job, request.address)
             seat = await admit_server(self._job, request, index)
             index, goes_back = seat.index, seat.goes_back
         event = Joined(

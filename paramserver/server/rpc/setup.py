@@ -9,6 +9,7 @@ import structlog
 import torch
 
 from paramserver import errors
+from paramserver.checkpoint import catalog
 from paramserver.checkpoint import manifest as manifests
 from paramserver.checkpoint.place import Place
 from paramserver.core.layout.hypers import rule_of
@@ -186,6 +187,10 @@ class Setup:
                 raise errors.ProtocolError("there is no place with checkpoints to restore from")
             reach("restore.before_load")
             manifest = manifests.decode(request.manifest.encode())
+            if not await asyncio.to_thread(catalog.exists, place, manifest.name):
+                raise errors.UnavailableError(
+                    f"a server does not see {manifest.name} in {place}: put it back, or mount the volume there"
+                )
             optimizer = request.configure.model.optimizer
             version, facts = await self._host.process.arithmetic(
                 lambda: restore(place, manifest, made.plan.layout, optimizer, made.tensors)

@@ -137,6 +137,9 @@ class Rig(Fleet):
         """See `failpoints.Plan`."""
         return any(strike.at == name for strike in self.strikes)
 
+    def touched(self, writes: bool) -> None:
+        """See `failpoints.Plan`."""
+
     def through(self, channel: Any) -> Any:
         """See `failpoints.Plan`."""
         return channel

@@ -150,6 +150,9 @@ class Watch:
     def reached(self, name: str, step: int) -> None:
         self.seen.append(name)
 
+    def touched(self, writes: bool) -> None:
+        """See `failpoints.Plan`."""
+
     def plans(self, name: str) -> bool:
         return False
 
