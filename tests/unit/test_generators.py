@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from paramserver.worker.data.generators import generators_of, generators_of_module, seed_generators
-from paramserver.worker.script.loader import SliceDataset
+from paramserver.worker.data.reading import SliceDataset
 
 GLOBAL = np.random.default_rng(1)
 MAKE: dict[str, Callable[[], Any]] = {

@@ -48,6 +48,43 @@ def sampling_of(loader: DataLoader[Any]) -> Sampling:
     return Sampling(own, 1, whole=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What slices are cut by, of a prepared loader. ``samples``: -1 where a sampler of the script's decides."""
+
+    batch_size: int
+    drop_last: bool
+    samples: int = -1
+
+
+def cut_of(loader: DataLoader[Any], data: DataSpec) -> Cut:
+    """By what the slices of this loader are cut, now."""
+    own = loader.batch_sampler
+    if is_stream(loader):
+        return Cut(getattr(own, "batch_size", 1), getattr(own, "drop_last", False))
+    found = sampling_of(loader)
+    if type(own) is BatchSampler:  # a script may change it, unlike the loader's own attributes
+        found = replace(found, batch_size=own.batch_size, drop_last=own.drop_last)
+    return Cut(found.batch_size, found.drop_last, -1 if data.drawn else _length(loader.dataset))
+
+
+def check_cut(loader: DataLoader[Any], data: DataSpec, first: Cut) -> None:
+    """Raises DataError if slices would be cut otherwise now than when the loader was prepared."""
+    now = cut_of(loader, data)
+    if now == first:
+        return
+    if now.samples != first.samples:
+        what = f"the data set has {now.samples} samples, and had {first.samples} when its loader was prepared"
+    elif now.batch_size != first.batch_size:
+        what = f"the batches of the loader have {now.batch_size} samples, and had {first.batch_size} when prepared"
+    else:
+        what = f"the batch sampler has drop_last={now.drop_last}, and had {first.drop_last} when prepared"
+    raise errors.DataError(
+        f"{what}: a job keeps its slices. Give it all data at once, with a sampler or a batch sampler of your own that "
+        "chooses by epoch (set_epoch), or begin another job"
+    )
+
+
 def with_turns(data: DataSpec, turns: int) -> DataSpec:
     """The same data, with so many optimizer steps on each batch. Raises DataError if it does not allow them."""
     try:

@@ -64,6 +64,8 @@ class Stream:
         self._iterator: Iterator[Counted] | None = None
         # Generators of the process, as the data set has left them.
         self._chance: Any = None
+        # Of the present epoch: a script may give the loader another one between two epochs.
+        self._collate = loader.collate_fn
         # The number of batches of the epoch, once its end was seen.
         self._end: int | None = None
         self._recent: OrderedDict[int, Counted] = OrderedDict()
@@ -105,6 +107,7 @@ class Stream:
     def _begin(self, epoch: int) -> None:
         """Another epoch. Its numbers begin at 0."""
         self._epoch, self._end = epoch, None
+        self._collate = self._loader.collate_fn
         self._recent.clear()
         self._states.clear()
         self._open(0)
@@ -122,7 +125,7 @@ class Stream:
             data,
             loader.batch_size,
             num_workers=loader.num_workers,
-            collate_fn=_Count(loader.collate_fn, self._single),
+            collate_fn=_Count(self._collate, self._single),
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,

@@ -329,7 +329,7 @@ class Prepared:
             stream = Stream(
                 loader, seed, agree, 2 * slices * accumulate, own_streams, self._parts.engine.member.session.rank
             )
-            source: Batches = StreamBatches(data, stream)
+            source: Batches = StreamBatches(data, stream, loader)
         else:
             source = IndexedBatches(loader, data, seed, self._parts.loop, agree)
         self.loader = SliceLoader(loader, source, self._parts.device, self._parts.loop, length, self._parts.own_draws)

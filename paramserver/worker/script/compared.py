@@ -16,7 +16,7 @@ from paramserver import errors
 from paramserver.config import Settings
 from paramserver.worker.data import probe
 from paramserver.worker.data.described import is_stream, sampling_of
-from paramserver.worker.script.loader import Single, SliceDataset
+from paramserver.worker.data.reading import Single, SliceDataset
 
 log = structlog.get_logger("paramserver.worker")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -13,86 +12,27 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.core.work.slices import DataSpec, places_of, slice_seed
-from paramserver.worker.data.copies import OwnCollate
-from paramserver.worker.data.described import sampling_of, tell_epoch
-from paramserver.worker.data.generators import OwnGenerators, generators_of
+from paramserver.worker.data.described import check_cut, cut_of, sampling_of
 from paramserver.worker.data.order import Agree, order_of
 from paramserver.worker.data.own_draws import OwnDraws
-from paramserver.worker.data.seeding import seed_everything
+from paramserver.worker.data.reading import inner_loader
 from paramserver.worker.data.streams import Stream
 from paramserver.worker.pace import Item
 
-# What a DataLoader is made with, beside its data set: scripts look at it, for example to make another one.
+# What processes of a loader are made with. A script may change it between two passes.
+_CHANGING = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
+    *("prefetch_factor", "multiprocessing_context"),
+)
+# What a DataLoader is made with: scripts look at it, for example to make another one, or change it.
 _OPTIONS = frozenset(
     (
-        *("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator"),
-        *("prefetch_factor", "persistent_workers", "pin_memory_device", "multiprocessing_context"),
+        *_CHANGING,
+        *("dataset", "sampler", "batch_sampler", "batch_size", "drop_last", "persistent_workers", "pin_memory_device"),
     )
 )
 # A batch of a slice, by its number within the slice.
 _Part = tuple[Item, int]
-
-
-class SliceDataset(torch.utils.data.Dataset[Any]):
-    """The user's data set, seeded for the slice before its samples are read (augmentation included).
-
-    Generators that the data set and the ``collate_fn`` own are seeded, too. Attributes are those of the data set: a
-    ``worker_init_fn`` finds this object in ``get_worker_info().dataset``.
-    """
-
-    _OWN = frozenset(("dataset", "_generators", "_epoch"))
-
-    def __init__(self, dataset: Any, collate: Any = None) -> None:
-        self.dataset = dataset
-        self._generators = OwnGenerators(partial(generators_of, dataset, collate))
-        self._epoch: int | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._OWN or name.startswith("__"):  # not there yet
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._OWN:
-            super().__setattr__(name, value)
-        else:
-            setattr(self.dataset, name, value)
-
-    def __getitems__(self, request: Sequence[Any]) -> list[Any]:
-        """The samples of one batch; ``request`` is the batch's seed and its epoch, followed by the indices.
-
-        The epoch is -1 where there is none.
-        """
-        seed, epoch, *indices = request
-        if epoch != self._epoch:
-            self._begin(epoch)
-        seed_everything(seed)
-        self._generators.seed(seed)
-        fetch = getattr(self.dataset, "__getitems__", None)
-        return list(fetch(indices)) if callable(fetch) else [self.dataset[index] for index in indices]
-
-    def _begin(self, epoch: int) -> None:
-        """A batch of another epoch comes than the last one."""
-        self._epoch = epoch
-        self._generators.begin_round()
-        if epoch >= 0:
-            tell_epoch(self.dataset, epoch)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-
-class Single:
-    """Stands for the ``collate_fn`` of a loader with ``batch_size=None``, which gets one sample, not a list."""
-
-    def __init__(self, convert: Callable[[Any], Any]) -> None:
-        self.convert = convert
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self.convert(samples[0])
 
 
 class _Requests:
@@ -109,36 +49,6 @@ class _Requests:
             for number, request in enumerate(self._requests(item)):
                 self.issued.append((item, number))
                 yield request
-
-
-def inner_loader(
-    loader: DataLoader[Any],
-    requests: Any,
-    processes: int,
-    persistent: bool,
-    generator: torch.Generator | None,
-    single: bool,
-) -> DataLoader[Any]:
-    """A loader with the options of the script's, which loads what ``requests`` ask for. ``single``: see `Sampling`."""
-    options: dict[str, Any] = {}
-    collate = OwnCollate(loader.collate_fn)
-    if processes:
-        options = {
-            "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": persistent,
-            "multiprocessing_context": loader.multiprocessing_context,
-        }
-    return DataLoader(
-        SliceDataset(loader.dataset, loader.collate_fn),
-        batch_sampler=requests,
-        num_workers=processes,
-        collate_fn=Single(collate) if single else collate,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        generator=generator,
-        **options,
-    )
 
 
 class _Unplanned:
@@ -197,6 +107,9 @@ class LoopPosition(Protocol):
 class Batches(Protocol):
     """The batches of slices: those of a data set with indices, or those of a stream."""
 
+    def begin_pass(self) -> None:
+        """The script begins an iteration. Raises DataError if it has changed by what slices are cut."""
+
     def shape(self, item: Item) -> tuple[int, int]:
         """How many batches and samples a slice has. It is asked before the slice's first batch."""
 
@@ -218,18 +131,34 @@ class IndexedBatches:
         position: LoopPosition,
         agree: Agree = lambda epoch, digest: digest,
     ) -> None:
+        self._loader, self._data = loader, data
         self._seed, self._turns, self._position = seed, data.turns, position
         self._order = order_of(loader, data, seed, agree)
-        single = sampling_of(loader).single
-
-        def make(requests: Any, processes: int, persistent: bool, generator: torch.Generator | None) -> DataLoader[Any]:
-            return inner_loader(loader, requests, processes, persistent, generator, single)
-
+        self._cut, self._options = cut_of(loader, data), _options(loader)
         self._requests = _Requests(self._requests_of)
-        self._inner = make(self._requests, loader.num_workers, loader.persistent_workers, loader.generator)
-        processes = min(1, loader.num_workers)
-        self._unplanned = _Unplanned(lambda requests: make(requests, processes, processes > 0, None))
+        self._inner, self._unplanned = self._make()
         self._feed: Iterator[Any] | None = None
+
+    def _make(self) -> tuple[DataLoader[Any], _Unplanned]:
+        """The loaders that read, with the options that the script's loader has now."""
+        loader, single = self._loader, sampling_of(self._loader).single
+        processes = min(1, loader.num_workers)
+
+        def unplanned(requests: list[list[Any]]) -> DataLoader[Any]:
+            return inner_loader(loader, requests, processes, processes > 0, None, single)
+
+        persistent = loader.persistent_workers and loader.num_workers > 0
+        inner = inner_loader(loader, self._requests, loader.num_workers, persistent, loader.generator, single)
+        return inner, _Unplanned(unplanned)
+
+    def begin_pass(self) -> None:
+        """As torch's loader does it for each iteration: follow what the script has changed."""
+        check_cut(self._loader, self._data, self._cut)
+        now = _options(self._loader)
+        if any(one is not other for one, other in zip(now, self._options, strict=True)):
+            self.close()
+            self._options = now
+            self._inner, self._unplanned = self._make()
 
     def shape(self, item: Item) -> tuple[int, int]:
         """How many batches and samples a slice has."""
@@ -283,9 +212,14 @@ class IndexedBatches:
 class StreamBatches:
     """Batches of an ``IterableDataset``. Those of a slice are read before the first of them is handed out."""
 
-    def __init__(self, data: DataSpec, stream: Stream) -> None:
-        self._data, self._stream = data, stream
+    def __init__(self, data: DataSpec, stream: Stream, loader: DataLoader[Any]) -> None:
+        self._data, self._stream, self._loader = data, stream, loader
+        self._cut = cut_of(loader, data)
         self._have: list[Any] = []
+
+    def begin_pass(self) -> None:
+        """The stream follows what else has changed."""
+        check_cut(self._loader, self._data, self._cut)
 
     def shape(self, item: Item) -> tuple[int, int]:
         """Read the batches of a slice; how many there are, and how many samples."""
@@ -307,7 +241,8 @@ class StreamBatches:
 class SliceLoader:
     """Replaces a DataLoader in ``ctx.prepare``. Iterating gives this worker's slices of the present epoch, in batches.
 
-    It has the options of the script's loader, such as ``num_workers`` and ``collate_fn``.
+    It has the options of the script's loader, such as ``num_workers`` and ``collate_fn``. What torch allows to change
+    may be changed, on this loader or on the script's, and counts from the next iteration on.
     ``len`` is the number of batches in an epoch, in synchronous mode divided by the slices of a step, as DDP divides it
     by its processes. It is that of the mode in which the job began, and stays when the mode changes. With one batch in
     a slice it is the number of updates of the whole job, and schedules count in it.
@@ -329,10 +264,6 @@ class SliceLoader:
         own_draws: OwnDraws | None = None,
     ) -> None:
         self.loader = loader
-        self.dataset = loader.dataset
-        self.batch_size = loader.batch_size
-        # The script's own, for its calls of set_epoch.
-        self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
         self._batches, self._device = batches, device
         self._position, self._length = position, length
         self._own_draws = own_draws or OwnDraws(False, list)
@@ -341,6 +272,12 @@ class SliceLoader:
         if name in _OPTIONS:
             return getattr(self.loader, name)
         raise AttributeError(f"the prepared loader has no {name!r}; the DataLoader of the script is its .loader")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OPTIONS:  # raises where torch's loader does
+            setattr(self.loader, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __len__(self) -> int:
         return self._length()
@@ -353,6 +290,7 @@ class SliceLoader:
     def _pass(self) -> Iterator[Any]:
         iteration = self._position.begin_pass()
         try:
+            self._batches.begin_pass()
             while (item := self._position.next_item(iteration)) is not None:
                 of, samples = self._batches.shape(item)
                 if not of:  # an epoch that is shorter than others
@@ -375,6 +313,11 @@ class SliceLoader:
             if not sys.is_finalizing():  # an open iterator, at the end of Python: torch must not be called any more
                 self._position.leave_pass(iteration)
                 self._batches.close()
+
+
+def _options(loader: DataLoader[Any]) -> list[Any]:
+    """What the processes of this loader are made with, now."""
+    return [getattr(loader, name) for name in _CHANGING]
 
 
 def of_batch(purpose: str, number: int) -> str:
