@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.core.work.slices import slice_seed
 from paramserver.worker.data.described import describe_loader, is_stream, sampling_of
+from paramserver.worker.data.moved import to_device
 from paramserver.worker.data.order import order_of
 from paramserver.worker.data.reading import inner_loader
 from paramserver.worker.data.seeding import restore, states
 from paramserver.worker.data.values import decode, encode
 from paramserver.worker.engine.evaluating import Dealt
 from paramserver.worker.script.compared import Compared
-from paramserver.worker.script.loader import to_device
 
 # Gives the evaluation of so many batches at this place of the script, and the place: its epoch and count.
 Begin = Callable[[int], tuple[Dealt, int, int]]

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from paramserver import errors
 from paramserver.core.work.slices import DataSpec, places_of, slice_seed
 from paramserver.worker.data.described import check_cut, cut_of, sampling_of
+from paramserver.worker.data.moved import to_device
 from paramserver.worker.data.order import Agree, order_of
 from paramserver.worker.data.own_draws import OwnDraws
 from paramserver.worker.data.reading import inner_loader
@@ -323,16 +324,3 @@ def _options(loader: DataLoader[Any]) -> list[Any]:
 def of_batch(purpose: str, number: int) -> str:
     """The purpose of a seed for batch ``number`` (from 0) of a slice."""
     return f"{purpose} {number}" if number else purpose
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move the tensors of a batch (in tuples, lists, dicts) to the device; everything else stays as it is."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
