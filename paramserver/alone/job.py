@@ -16,6 +16,7 @@ from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.versions.consistency import Consistency
 from paramserver.membership.joining import JoinOptions
 from paramserver.records.opening import open_records
+from paramserver.records.trackers import RunFacts
 from paramserver.records.writing import Writing
 from paramserver.server.member import ServerMember
 from paramserver.server.service import ServerService
@@ -71,7 +72,8 @@ class InProcessJob:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self.background.loop.call_soon_threadsafe(job.promises.broken.setdefault, "records", sentence)
 
-        self._writing, _, _ = open_records(run, self.options.job, job.beginning, False, settings, missed)
+        facts = RunFacts(self.options.job, f"{job.beginning:x}", settings)
+        self._writing, _, _ = open_records(run, self.options.job, job.beginning, False, facts, missed)
         job.records.sink = self._writing
 
     def worker(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -60,15 +60,14 @@ def open_records(
     job: str,
     beginning: int,
     resumed: bool,
-    settings: Mapping[str, str],
+    facts: RunFacts,
     missed: Callable[[str], None],
 ) -> tuple[Writing, list[StepValues], bool]:
     """Begin to write. Returns the steps that are in the file, and whether this very job has written them.
 
-    ``beginning``: the same for all coordinators of the job. ``resumed``: it goes on from a checkpoint. ``missed``: is
-    called, from any thread, with a sentence if the file does not get all values.
+    ``beginning``: the same for all coordinators of the job. ``resumed``: it goes on from a checkpoint. ``facts``: about
+    the trackers' run. ``missed``: is called, from any thread, with a sentence if the file does not get all values.
     """
-    facts = RunFacts(job, f"{beginning:x}", settings)
     trackers: list[Tracker] = [TRACKERS[name][0](facts) for name in run.trackers]
     earlier: list[StepValues] = []
     ours, records = False, None

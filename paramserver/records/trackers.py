@@ -12,7 +12,10 @@ from paramserver.core.records.steps import StepValues
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """``key``: the same for all coordinators of a job, and for no other job. ``settings``: by dotted name."""
+    """``key``: the same for all coordinators of a job, and for the jobs that go on from its checkpoints with --resume.
+
+    ``job``: the name of the first of them. ``settings``: by dotted name.
+    """
 
     job: str
     key: str

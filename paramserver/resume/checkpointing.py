@@ -12,35 +12,41 @@ from paramserver.checkpoint.contents import Contents
 from paramserver.checkpoint.manifest import Manifest, parse_name
 from paramserver.checkpoint.owner import Holding, Wish
 from paramserver.checkpoint.place import Place
-from paramserver.config import FEEDBACK, Settings
-from paramserver.coordinator.history.manifests import model_of, position_of
+from paramserver.config import FEEDBACK, FIELDS, Settings
+from paramserver.coordinator.history.manifests import TRACKED_AS, model_of, position_of
 from paramserver.coordinator.options import CheckpointOptions
 from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import consistency_from_proto, data_from_proto, layout_of, schedule_from_proto
 
-# Settings that a job takes over from its checkpoint, unless flags, environment or file give them.
-_OPTIONAL = (
-    "run.script",
-    "run.args",
-    "run.module",
-    "cluster.servers",
-    "cluster.workers",
-    "checkpoint.every",
-    "checkpoint.every_s",
-    "checkpoint.keep",
-    "training.pull_precision",
-    "training.push_compression",
-    "training.topk_ratio",
-    "training.residual_flush_every",
+# A job takes all settings over from its checkpoint, unless flags, environment or file give them, except those of one
+# process or machine: addresses, devices, the store, certificates and tokens.
+_OWN = frozenset(
+    (
+        *(f"cluster.{name}" for name in ("coordinator", "listen", "advertise_host", "servers_per_host", "job")),
+        *(f"cluster.{name}" for name in ("beside_worker", "store", "state_dir", "store_password_file")),
+        *("cluster.meeting_dir", "cluster.bulk_port", "training.device", "checkpoint.dir", "checkpoint.resume"),
+        *("web.dashboard", "web.metrics"),
+        *(key for key in FIELDS if key.startswith("security.")),
+    )
+)
+# These are in each manifest, and the others where they are not the default.
+_ALWAYS = (
+    *("run.script", "run.args", "cluster.servers", "cluster.workers"),
+    *("checkpoint.every", "checkpoint.every_s", "checkpoint.keep"),
 )
 
 
-def checkpoint_options(settings: Settings, holding: Holding | None = None) -> CheckpointOptions:
-    """The coordinator's options about checkpoints. ``holding``: of the place where checkpoints go."""
+def checkpoint_options(settings: Settings, holding: Holding | None = None, tracked: str = "") -> CheckpointOptions:
+    """The coordinator's options about checkpoints. ``holding``: of the place where checkpoints go.
+
+    ``tracked``: the run of the trackers, of an earlier job; see `tracked_as`.
+    """
     wanted = settings.checkpoint
     values = settings.values()
-    run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in _OPTIONAL}
+    told = [key for key in FIELDS if key not in _OWN and (key in _ALWAYS or values[key] != FIELDS[key].default)]
+    run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in told}
+    run |= {TRACKED_AS: tracked} if tracked else {}
     multiple = settings.flush_every if settings.training.push_compression in FEEDBACK else 1
     return CheckpointOptions(wanted.place, wanted.every, wanted.keep, run, holding, wanted.every_s, multiple)
 
@@ -176,10 +182,22 @@ def resumed(settings: Settings) -> Mapping[str, Any]:
             raise errors.ConfigError(
                 f"{key} is {values[key]} here ({origins[key]}), but {saved.name} was made with {value}: {hint}"
             )
-    taken = {key: saved.run[key] for key in _OPTIONAL if key in saved.run and origins[key] == "default"}
+    taken = {
+        key: value for key, value in saved.run.items() if key in FIELDS.keys() - _OWN and origins[key] == "default"
+    }
     if origins["checkpoint.dir"] == "default":
         taken["checkpoint.dir"] = _absolute(split(settings.checkpoint.resume)[0])
-    return {**must, **taken, "checkpoint.resume": _absolute(settings.checkpoint.resume)}
+    return {**taken, **must, "checkpoint.resume": _absolute(settings.checkpoint.resume)}
+
+
+def tracked_as(settings: Settings) -> str:
+    """Name and key of the trackers' run with which a resumed job goes on; "": the job begins a run."""
+    if not settings.checkpoint.resume:
+        return ""
+    try:
+        return str(find_checkpoint(settings.checkpoint.resume).run.get(TRACKED_AS, ""))
+    except errors.ConfigError:  # a coordinator that takes a job over needs no checkpoint
+        return ""
 
 
 def _absolute(where: str) -> str:

@@ -27,7 +27,7 @@ from paramserver.report.data import Outcome
 from paramserver.report.outcome import broken_off, finished, without_training
 from paramserver.results.gather import gather
 from paramserver.results.verdict import BROKEN, broken_lines, broken_untrained, closing_lines, exit_code
-from paramserver.resume.checkpointing import checkpoint_options, find_checkpoint, goes_on_there, split
+from paramserver.resume.checkpointing import checkpoint_options, find_checkpoint, goes_on_there, split, tracked_as
 from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold
 from paramserver.resume.options import Options
@@ -155,7 +155,8 @@ class Coordinating:
                 f"{record.address or '?'}) is gone: {go_on}forget it with --fresh, or choose another name with --job"
             )
         holding = await hold(self._settings, self._options, self.address, record if resume else None, stood_by)
-        service = CoordinatorService(self._job_options(holding), self._connect, journal)
+        tracked = await asyncio.to_thread(tracked_as, self._settings)
+        service = CoordinatorService(self._job_options(holding, tracked), self._connect, journal)
         service.job.address, service.job.dashboard = self.address, self.dashboard
         service.job.confirm = leadership.confirm
         service.job.forgets = forgets or self._resuming.forgets
@@ -264,7 +265,7 @@ class Coordinating:
         finally:
             self._resuming.floor = max(self._resuming.floor, service.job.known_term)
 
-    def _job_options(self, holding: Holding | None) -> JobOptions:
+    def _job_options(self, holding: Holding | None, tracked: str) -> JobOptions:
         cluster, training = self._settings.cluster, self._settings.training
         return JobOptions(
             job=cluster.job,
@@ -284,7 +285,7 @@ class Coordinating:
             join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
             max_idle_s=cluster.max_idle_s,
             settings=shared(self._settings),
-            checkpoints=checkpoint_options(self._settings, holding),
+            checkpoints=checkpoint_options(self._settings, holding, tracked),
             residuals=training.push_compression in FEEDBACK,
             sync_batchnorm=training.sync_batchnorm,
             poison=training.poison,

@@ -8,9 +8,11 @@ import contextlib
 import structlog
 
 from paramserver.config import Settings
+from paramserver.coordinator.history.manifests import TRACKED_AS
 from paramserver.coordinator.job import Job
 from paramserver.membership.settings import shared
 from paramserver.records.opening import open_records
+from paramserver.records.trackers import RunFacts
 from paramserver.records.writing import Writing
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -19,7 +21,8 @@ log = structlog.get_logger("paramserver.coordinator")
 async def keep_records(job: Job, settings: Settings, resumed: bool) -> Writing | None:
     """Have logged values written where the settings say, going on with what an earlier coordinator has written.
 
-    ``resumed``: the job goes on from a checkpoint. A file that misses values is a broken promise.
+    ``resumed``: the job goes on from a checkpoint, and trackers go on with the run of the first job. A file that misses
+    values is a broken promise.
     """
     run, loop = settings.run, asyncio.get_running_loop()
     if not (run.records or run.trackers):
@@ -30,8 +33,11 @@ async def keep_records(job: Job, settings: Settings, resumed: bool) -> Writing |
             loop.call_soon_threadsafe(job.promises.broken.setdefault, "records", sentence)
 
     try:
+        tracked = (job.options.checkpoints.run or {}).get(TRACKED_AS, f"{job.options.job} {job.beginning:x}")
+        name, key = tracked.split(" ")
+        facts = RunFacts(name, key, shared(settings))
         writing, steps, ours = await asyncio.to_thread(
-            open_records, run, job.options.job, job.beginning, resumed, shared(settings), missed
+            open_records, run, job.options.job, job.beginning, resumed, facts, missed
         )
     except Exception as error:  # of a tracker, or of a file that cannot be read now: no reason to end a job
         log.warning("what is logged is not written from now on", reason=str(error))

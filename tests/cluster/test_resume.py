@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from paramserver.checkpoint import catalog
 from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.place import Place
 from paramserver.config import load_settings
+from paramserver.coordinator.history.manifests import TRACKED_AS
 from paramserver.coordinator.rpc import sessions
 from paramserver.resume import checkpointing
 from tests.support.cluster.harness import until, wait
@@ -274,3 +276,39 @@ def test_what_the_settings_take_over_and_refuse(stopped: Path) -> None:
     assert checkpointing.find_checkpoint(str(stopped / "ckpt")).version == 6
     with pytest.raises(errors.ConfigError, match=r"there is (no complete checkpoint|nothing to go on from) in"):
         checkpointing.find_checkpoint(str(stopped / "elsewhere"))
+
+
+def test_every_setting_of_the_first_run_counts_until_the_command_says_another_one(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records, trackers, patience, faults: with `paramserver run --resume DIR` and nothing else."""
+    given = {
+        **{"run.records": "records.jsonl", "run.track": "mlflow", "run.report": "r.html", "run.summary": "s.json"},
+        **{"run.save": "w.safetensors", "run.args": ["--epochs", "3"], "training.nonfinite": "fail"},
+        **{"cluster.stall_s": 20.0, "cluster.replicas": 1, "cluster.servers": 3, "log.level": "warning"},
+        **{"consistency.mode": "async"},
+    }
+    own = {"cluster.listen": "127.0.0.1", "web.dashboard": "off", "security.token_file": "token", "cluster.job": "one"}
+    first = load_settings(None, {**given, **own}, environ={})
+    options = checkpointing.checkpoint_options(first)
+    saved = checkpointing.find_checkpoint(str(stopped / "ckpt"))
+    monkeypatch.setattr(checkpointing, "find_checkpoint", lambda where: replace(saved, run=options.run or {}))
+    where = {"checkpoint.resume": str(stopped / "ckpt")}
+    taken = checkpointing.resumed(load_settings(None, where, environ={}))
+    assert {key: taken.get(key) for key in given} == {**given, "consistency.mode": "sync"}
+    assert not own.keys() & taken.keys(), "a process and a machine have these settings of their own"
+    assert taken["training.slices_per_step"] == SLICES, "what the job had come to, and not what it was told at first"
+    other = {**where, "run.records": "other.jsonl", "training.nonfinite": "skip"}
+    again = checkpointing.resumed(load_settings(None, other, environ={"PARAMSERVER_RUN__TRACK": "wandb"}))
+    assert not {"run.records", "training.nonfinite", "run.track"} & again.keys()
+    assert load_settings(None, {**where, **taken}, environ={}).run == first.run
+
+
+def test_trackers_go_on_with_the_run_of_the_first_job(stopped: Path) -> None:
+    settings = load_settings(None, {"checkpoint.resume": str(stopped / "ckpt")}, environ={})
+    tracked = checkpointing.tracked_as(settings)
+    job, key = tracked.split(" ")
+    assert job == checkpointing.find_checkpoint(str(stopped / "ckpt")).job
+    assert int(key, 16)
+    assert (checkpointing.checkpoint_options(settings, None, tracked).run or {})[TRACKED_AS] == tracked
+    assert checkpointing.tracked_as(load_settings(None, {}, environ={})) == ""

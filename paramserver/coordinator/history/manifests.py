@@ -17,6 +17,9 @@ from paramserver.membership.joining import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_from_proto, data_from_proto, schedule_from_proto
 
+# In `Manifest.run`: name and key of the trackers' run, which jobs that go on from the checkpoint go on with.
+TRACKED_AS = "tracked as"
+
 
 def manifest_of(
     options: JobOptions,
@@ -42,7 +45,7 @@ def manifest_of(
         weights=tuple(_info(part.weights) for part in parts),
         state=tuple(_info(part.optimizer) for part in parts),
         position=json_format.MessageToDict(_position(record, registered), preserving_proto_field_name=True),
-        run=dict(options.checkpoints.run or {}),
+        run={TRACKED_AS: f"{options.job} {record.view.beginning:x}", **(options.checkpoints.run or {})},
         written=datetime.now(UTC).isoformat(timespec="seconds"),
         paramserver=here["paramserver"],
         torch=here["torch"],
