@@ -36,14 +36,16 @@ class ShardFacts:
     """The counts that all shards of a checkpoint have in common.
 
     ``applied``: contributions in the version; ``skipped``: steps with a NaN or infinite gradient; ``samples``: in all
-    versions; ``advances``: see `core.versions.advances`; ``counted``: by epoch, half-open ranges of asynchronous
-    slices; ``rows``, ``folded_steps``: see core.ledger; ``names``: of workers, by member number.
+    versions; ``advances``: see `core.versions.advances`; ``ever_used``: tensors that had a gradient, or changed, in
+    some version; ``counted``: by epoch, half-open ranges of asynchronous slices; ``rows``, ``folded_steps``: see
+    core.ledger; ``names``: of workers, by member number.
     """
 
     applied: int
     skipped: int
     samples: int
     advances: str
+    ever_used: frozenset[int]
     counted: dict[int, tuple[tuple[int, int], ...]]
     rows: list[Row]
     folded_steps: int
@@ -140,8 +142,8 @@ class Contents(Closing):
                 raise CheckpointError(f"{info.name} and {manifest.state[0].name} are not of the same moment")
         file, numbers = self._shards[0], {key: told[0][key] for key in _NUMBERS}
         names = _worker_names(file, manifest.state[0].name)
-        counted, advances = told[0]["counted"], told[0]["advances"]
-        return ShardFacts(counted=counted, advances=advances, rows=_ledger_rows(file), names=names, **numbers)
+        others = {key: told[0][key] for key in ("counted", "advances", "ever_used")}
+        return ShardFacts(**others, rows=_ledger_rows(file), names=names, **numbers)
 
     # ---- checking
 
@@ -224,6 +226,7 @@ def _told(file: TensorFile, name: str) -> dict[str, Any]:
             raise ValueError("a number")
         facts["advances"] = str(facts.get("advances", ""))
         decode(facts["advances"])
+        facts["ever_used"] = frozenset(int(index) for index in facts.get("ever_used", ()))
         facts["counted"] = {
             int(epoch): tuple((int(lo), int(hi)) for lo, hi in ranges) for epoch, ranges in facts["counted"].items()
         }

@@ -240,6 +240,7 @@ class RunningShard:
         version = self.staged.version
         self.tensors.states.update(self.staged.states)
         self.staged = None
+        version.ever_used = self.tensors.ever_used
         self.versions = {version.number: version}
         if self.saver is not None and not self.restored:
             self.copy(version)
@@ -257,6 +258,7 @@ class RunningShard:
         self.names = {**facts.names, **self.names}
         self.tensors.skipped, self.tensors.samples = facts.skipped, facts.samples
         self.tensors.advances = facts.advances
+        self.tensors.ever_used = facts.ever_used.intersection(range(len(self.tensors.layout.tensors)))
 
     def copy(self, version: Version, hurry: bool = True) -> bool:
         """Take a copy of the newest version for a checkpoint; False if too many are not released yet.

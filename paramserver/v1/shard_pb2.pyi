@@ -303,7 +303,7 @@ class SharedPull(_message.Message):
     def __init__(self, attachment: _Optional[int] = ..., reading: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "taken", "slot", "draft", "counted", "copied", "advances")
+    __slots__ = ("ready", "version", "timeline", "consistency", "min_clock", "skipped", "waiting_for", "chunks", "taken", "slot", "draft", "counted", "copied", "advances", "ever_used")
     READY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +318,7 @@ class PullHeader(_message.Message):
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
     ADVANCES_FIELD_NUMBER: _ClassVar[int]
+    EVER_USED_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     version: int
     timeline: int
@@ -332,7 +333,8 @@ class PullHeader(_message.Message):
     counted: bytes
     copied: bool
     advances: str
-    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., taken: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., draft: _Optional[int] = ..., counted: _Optional[bytes] = ..., copied: bool = ..., advances: _Optional[str] = ...) -> None: ...
+    ever_used: bytes
+    def __init__(self, ready: bool = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., min_clock: _Optional[int] = ..., skipped: _Optional[int] = ..., waiting_for: _Optional[str] = ..., chunks: _Optional[int] = ..., taken: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., draft: _Optional[int] = ..., counted: _Optional[bytes] = ..., copied: bool = ..., advances: _Optional[str] = ..., ever_used: _Optional[bytes] = ...) -> None: ...
 
 class IdleRequest(_message.Message):
     __slots__ = ("job", "timeline", "worker")
@@ -1161,7 +1163,7 @@ class CatchUpResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ShardFacts(_message.Message):
-    __slots__ = ("applied", "applied_before", "duplicate", "skipped", "samples", "ledger", "consistency", "counted", "clocks", "min_clock", "advances")
+    __slots__ = ("applied", "applied_before", "duplicate", "skipped", "samples", "ledger", "consistency", "counted", "clocks", "min_clock", "advances", "ever_used")
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     APPLIED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
@@ -1173,6 +1175,7 @@ class ShardFacts(_message.Message):
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
     ADVANCES_FIELD_NUMBER: _ClassVar[int]
+    EVER_USED_FIELD_NUMBER: _ClassVar[int]
     applied: int
     applied_before: int
     duplicate: int
@@ -1184,7 +1187,8 @@ class ShardFacts(_message.Message):
     clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
     min_clock: int
     advances: str
-    def __init__(self, applied: _Optional[int] = ..., applied_before: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., samples: _Optional[int] = ..., ledger: _Optional[_Union[LedgerResponse, _Mapping]] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., counted: _Optional[bytes] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., advances: _Optional[str] = ...) -> None: ...
+    ever_used: bytes
+    def __init__(self, applied: _Optional[int] = ..., applied_before: _Optional[int] = ..., duplicate: _Optional[int] = ..., skipped: _Optional[int] = ..., samples: _Optional[int] = ..., ledger: _Optional[_Union[LedgerResponse, _Mapping]] = ..., consistency: _Optional[_Union[_types_pb2.Consistency, _Mapping]] = ..., counted: _Optional[bytes] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., min_clock: _Optional[int] = ..., advances: _Optional[str] = ..., ever_used: _Optional[bytes] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
     __slots__ = ("job", "group", "rank", "size", "ranks", "channel", "number", "piece", "what", "reduction", "dtype", "bytes", "data", "takes", "wait_s", "done", "opens", "leaves", "timeline", "mine")

@@ -88,6 +88,7 @@ class Context(Together):
         ...     _ = generator.manual_seed(ctx.slice_seed("noise"))
         ...     F.mse_loss(model(x + torch.randn(x.shape, generator=generator)), y).backward()
         ...     optimizer.step()
+        ...     optimizer.zero_grad()
         """
         if self.prepared.steps is None:
             raise errors.UserError("ctx.slice_seed belongs after ctx.prepare of the model")

@@ -85,6 +85,7 @@ def test_a_script_that_leaves_its_last_epoch_has_promised_no_more(mode: str, pla
             for (x,) in itertools.islice(loader, 3):
                 torch.autograd.backward(model(x).mean())
                 optimizer.step()
+                optimizer.zero_grad()
 
     with Cluster(1, 1, mode, checkpoints=CheckpointOptions(str(tmp_path))) as cluster:
         outcome = cluster.train(script)

@@ -182,6 +182,7 @@ def test_a_scheduler_that_has_stepped_goes_on_from_there() -> None:
                 rates.append(round(optimizer.param_groups[0]["lr"], 6))
                 cross_entropy(model(x), y).backward()
                 optimizer.step()
+                optimizer.zero_grad()
                 scheduler.step()
 
     train(script, 1, 1)

@@ -87,6 +87,7 @@ def test_generators_of_the_process_are_seeded_for_every_slice(tmp_path: Path, mo
             loss: Any = model(torch.randn(4, 8)).mean()
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
 
     alone(script, tmp_path, monkeypatch, training__slices_per_step=2, training__seed=5)
     assert seeds == [slice_seed(5, 0, index, "model") for index in range(4)]
@@ -150,6 +151,7 @@ def test_a_loader_may_come_later_if_nothing_was_drawn_meanwhile() -> None:
             loss: Any = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
 
     inside(script)
 

@@ -250,6 +250,7 @@ def test_a_schedule_per_epoch_after_break() -> None:
             for number, indices in enumerate(loader):
                 model(indices).backward()
                 optimizer.step()
+                optimizer.zero_grad()
                 if number == 4:
                     break
             schedule.step()

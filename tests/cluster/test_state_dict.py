@@ -154,6 +154,7 @@ def test_entries_of_other_kinds() -> None:
         x, y = dataset(8)[:]
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        optimizer.zero_grad()
         state = ctx.state_dict()
         assert state["model"].keys() == model.state_dict().keys()
         assert equal(dict(state["model"]), dict(model.state_dict()))

@@ -230,6 +230,7 @@ def test_what_is_lost_or_kept_here_only_is_said(act: Act, sentence: str, capsys:
             for x, y in loader:
                 cross_entropy(model(x), y).backward()
                 optimizer.step()
+                optimizer.zero_grad()
             act(model)
         kept.append(float(model.mean.sum()))
 

@@ -191,6 +191,7 @@ class Copies:
         shard.begin_with(beside.facts)
         counters = shard.state.counters
         counters.applied_before, counters.duplicate = beside.applied_before, beside.duplicate
+        version.ever_used = shard.tensors.ever_used
         shard.versions[version.number] = version
         shard.happen(Activated(shard.config.timeline, version.number))
         shard.state.begin_beside(beside.consistency, beside.clocks, beside.floor, version.number, beside.mark)

@@ -10,7 +10,7 @@ from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency
 from paramserver.server.versions.shard import ShardTensors
 from paramserver.v1 import shard_pb2, types_pb2
-from paramserver.wire.messages import consistency_from_proto, consistency_to_proto
+from paramserver.wire.messages import consistency_from_proto, consistency_to_proto, pack_mask, unpack_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ def facts_to_proto(state: ShardState, tensors: ShardTensors, names: Mapping[int,
         skipped=tensors.skipped,
         samples=tensors.samples,
         advances=tensors.advances,
+        ever_used=pack_mask(tensors.ever_used, len(tensors.layout.tensors)),
         ledger=ledger_of(state, names),
         consistency=consistency_to_proto(state.consistency),
         counted=state.marks.of(state.version),
@@ -73,14 +74,15 @@ def facts_to_proto(state: ShardState, tensors: ShardTensors, names: Mapping[int,
     )
 
 
-def facts_from_proto(message: shard_pb2.ShardFacts) -> Beside:
-    """The same, at the backup. Raises ProtocolError."""
+def facts_from_proto(message: shard_pb2.ShardFacts, tensors: int) -> Beside:
+    """The same, at the backup. ``tensors``: the number of tensors of the model. Raises ProtocolError."""
     ledger = message.ledger
     facts = ShardFacts(
         applied=message.applied,
         skipped=message.skipped,
         samples=message.samples,
         advances=message.advances,
+        ever_used=unpack_mask(message.ever_used, tensors),
         counted={e.epoch: tuple((part.start, part.stop) for part in e.slices) for e in ledger.counted},
         rows=list(zip(ledger.first, ledger.lo, ledger.hi, ledger.of, ledger.worker, strict=True)),
         folded_steps=ledger.folded_steps,

@@ -121,4 +121,4 @@ class _Part:
         self.weights |= upload.chunks
         self.states |= loaded
         if header.HasField("facts"):
-            self.beside = facts_from_proto(header.facts)
+            self.beside = facts_from_proto(header.facts, len(made.tensors.layout.tensors))

@@ -23,7 +23,7 @@ from paramserver.server.versions.version import Version
 from paramserver.tensors.codec import frame_of
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import seconds
-from paramserver.wire.messages import consistency_to_proto, want_from_proto
+from paramserver.wire.messages import consistency_to_proto, pack_mask, want_from_proto
 
 _MAX_WAIT_S = 3600.0
 
@@ -146,6 +146,7 @@ class Pulls:
             skipped=shard.tensors.skipped,
             chunks=len(version.moving(frozen)) if follow else 0,
             advances=shard.tensors.advances,
+            ever_used=pack_mask(version.ever_used, len(shard.tensors.layout.tensors)),
             taken=shard.stealing.taken(version.number),
             slot=slot,
             draft=0 if frozen else version.draft,

@@ -190,7 +190,7 @@ class Replicas:
             if header.HasField("facts"):
                 if missing := shard.copies.following.lacks():
                     raise errors.ProtocolError(f"the last chunks have come, but chunk {missing[0]} is missing")
-                shard.copies.caught_up(facts_from_proto(header.facts))
+                shard.copies.caught_up(facts_from_proto(header.facts, len(shard.tensors.layout.tensors)))
                 log.info("this backup has all of its shard", shard=shard.config.shard, version=header.version)
         return shard_pb2.CatchUpResponse()
 

@@ -38,6 +38,7 @@ def facts_of(state: ShardState, tensors: ShardTensors, names: Mapping[int, str])
         skipped=tensors.skipped,
         samples=tensors.samples,
         advances=tensors.advances,
+        ever_used=tensors.ever_used,
         counted={epoch: tuple(ranges) for epoch, ranges in state.counted().items()},
         rows=state.ledger.rows(),
         folded_steps=state.ledger.folded_steps,

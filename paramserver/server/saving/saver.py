@@ -330,6 +330,7 @@ def _facts(version: int, tensors: ShardTensors, state: ShardState) -> str:
             "skipped": tensors.skipped,
             "samples": tensors.samples,
             "advances": tensors.advances,
+            "ever_used": sorted(tensors.ever_used),
             "mode": state.consistency.mode.value,
             "revision": state.consistency.revision,
             "folded_steps": state.ledger.folded_steps,

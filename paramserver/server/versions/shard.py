@@ -96,6 +96,8 @@ class ShardTensors:
         # Samples that all versions together were made of.
         self.samples = 0
         self.advances = ""
+        # As in `PullHeader`: the tensors that contributions to this version or earlier ones had numbers for.
+        self.ever_used: frozenset[int] = frozenset()
         # Seconds that updates have waited for copies of the optimizer state.
         self.copy_s = 0.0
         self.states: dict[int, State] = {
@@ -136,9 +138,11 @@ class ShardTensors:
         self.advances = making.leader.advances or self.advances
         if any(c.overflow for c in contributions):
             self.skipped += 1
-            return Version(base.number + 1, self.chunks, base.tensors)
+            return Version(base.number + 1, self.chunks, base.tensors, self.ever_used)
         if not making.samples:
-            return Version(base.number + 1, self.chunks, base.tensors)
+            return Version(base.number + 1, self.chunks, base.tensors, self.ever_used)
+        if not making.used <= self.ever_used:
+            self.ever_used |= making.used
 
         def following(chunk: Chunk) -> torch.Tensor:
             out = None if space is None else space(chunk)
@@ -159,7 +163,7 @@ class ShardTensors:
         moving = [chunk for chunk in self.chunks if chunk.kind is not Kind.FROZEN]
         made = itertools.chain.from_iterable(self._each(together, units(moving)))
         tensors = {**base.tensors, **{chunk.index: new for chunk, new in zip(moving, made, strict=True)}}
-        return Version(base.number + 1, self.chunks, tensors)
+        return Version(base.number + 1, self.chunks, tensors, self.ever_used)
 
     @staticmethod
     def making(base: Version, contributions: Sequence[Contribution]) -> Making:

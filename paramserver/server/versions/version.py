@@ -24,9 +24,17 @@ _FRAME_BYTES = 512 << 10
 class Version:
     """Version ``number`` of the chunks of one shard. The tensors are never written to again."""
 
-    def __init__(self, number: int, chunks: Sequence[Chunk], tensors: Mapping[int, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        number: int,
+        chunks: Sequence[Chunk],
+        tensors: Mapping[int, torch.Tensor],
+        ever_used: frozenset[int] = frozenset(),
+    ) -> None:
         self.number = number
         self.tensors = dict(tensors)
+        # As in `PullHeader`. Of the version that a shard begins with, known when the shard begins.
+        self.ever_used = ever_used
         # Where it lies in memory shared with workers, if it does.
         self.slot: int | None = None
         # In the order in which they leave: buffers, with which every slice begins, then as layers come.

@@ -157,28 +157,33 @@ class Loop:
         alone = pace is not None and pace.alone(item)
         return self._sender.begin_early(item.name, alone, self._paces.clock or 0, samples, groups)
 
-    def contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+    def contribute(
+        self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers], again: bool = False
+    ) -> bool:
         """Hand in the contribution of a slice; returns with the next version, or with more work on this version.
 
-        False, without a data set only: another worker's contribution of the same name counts instead.
+        ``again``: the contribution does not count, and the slice comes again. Returns False without a data set only:
+        another worker's contribution of the same name counts instead.
         """
         loader = self._slices.named_by_data
         reach("worker.after_grad", self._weights.version)
         if not loader:  # a slice that `coming` has told
             self._phases.begins(item.name)
         try:
-            return self._contribute(item, partial, groups)
+            return self._contribute(item, partial, groups, again)
         finally:
             # Without a loader nobody can tell where the script's next batch begins.
             self._phases.enter(OTHER if loader else COMPUTE)
 
-    def _contribute(self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers]) -> bool:
+    def _contribute(
+        self, item: Item, partial: PartialSum, groups: Sequence[types_pb2.GroupHypers], again: bool
+    ) -> bool:
         partial.settle()
         try:
             right = self._weights.settle_slice(frozenset(partial.used), self._summing.waited_s)
             self._progress.computed(self._weights.stalled_s)
             summed = self._summing.settle()
-            if not right or not summed:  # the slice is computed once more, on weights of one version
+            if not right or not summed or again:  # the slice is computed once more, on weights of one version
                 self._sender.discard(partial)
                 if not right:
                     self._paces.refresh()

@@ -275,6 +275,7 @@ class Prepared:
         self.model, self.binding, self.guard = model, binding, guard
         self._parts.draws.model_comes(model)
         guard.outside()
+        binding.leftover.begin()
 
         def fetch() -> State:
             return in_torch_format(binding, plan.layout, self._parts.engine.reading.optimizer_state())

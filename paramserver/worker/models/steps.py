@@ -65,10 +65,13 @@ class TurnSteps(Steps):
             # The step has counted already, or another worker makes it: what its forward passes did to buffers goes.
             self._clip_norm = 0.0
             self._binding.reset_buffers()
+            self._binding.leftover.steps(self._of_part[name])
+            self._binding.leftover.begin(self._of_part[name])
             return
         item = self.item
         assert item is not None
         self.step(unscale, overflow)
+        self._binding.leftover.begin(self._of_part[name])
         following = self._next_turn(item)
         self.item = following
         self._turns.go_on(None if following is None else following.index % self._count)

@@ -57,6 +57,7 @@ class StepScheduler:
         >>> for x, y in loader:
         ...     F.mse_loss(model(x), y).backward()
         ...     optimizer.step()
+        ...     optimizer.zero_grad()
         ...     scheduler.step()
         >>> scheduler.get_last_lr()
         [0.025]

@@ -283,13 +283,49 @@ class ModelBinding:
 
     # ---- gradients
 
+    def steps(self, only: Collection[int] | None = None) -> None:
+        """The script steps on these parameters (None: on all). Raises UserError for gradients of an earlier step."""
+        index = self.leftover.steps(self._trained if only is None else only)
+        if index is not None:
+            raise errors.UserError(
+                f"the gradient of {self.specs[index].name!r} holds what an earlier step has left, since the script has "
+                "not cleared it (optimizer.zero_grad()): a worker that takes this one's place does not have that, so "
+                "the result would depend on who computes what. Clear gradients once for each step; to add gradients up "
+                "over k batches, step on each k-th one, and say so with ctx.prepare(model, optimizer, loader, "
+                "accumulate=k)"
+            )
+
+    def lacking(self, ever_used: Collection[int], only: Collection[int] | None = None) -> bool | None:
+        """Whether tensors of zeros are missing which one process of torch would have. None: that is not known yet.
+
+        See :meth:`gather`. Raises UserError if the script clears some gradients in one way and some in another.
+        """
+        trained = self._trained if only is None else only
+        absent = [index for index in trained if index in ever_used and self.parameters[index].grad is None]
+        try:
+            ways = {self.leftover.keeps(index) for index in absent}
+        except ValueError:
+            raise errors.UserError(
+                "the script sets some gradients to None and others to zeros, so a worker that has just come cannot "
+                f"tell what the gradient of {self.specs[absent[0]].name!r} is, which this slice does not use: clear "
+                "all gradients in one way (optimizer.zero_grad())"
+            ) from None
+        return True if True in ways else None if None in ways else False
+
     def gather(
-        self, partial: PartialSum, samples: int, unscale: float = 1.0, only: Collection[int] | None = None
+        self,
+        partial: PartialSum,
+        samples: int,
+        unscale: float = 1.0,
+        only: Collection[int] | None = None,
+        ever_used: Collection[int] = (),
     ) -> None:
         """Write samples × gradient of every parameter, and samples × change of every buffer, into a new partial sum.
 
         ``unscale``: the gradient is multiplied by this number first (one over the loss scale). ``only``: the parameters
-        that this step is about, by index; others count as if they had no gradient.
+        that this step is about, by index; others count as if they had no gradient. ``ever_used``: the parameters that
+        earlier versions had gradients for: where the script keeps the tensors of gradients, one process of torch would
+        have zeros for them.
         """
         partial.samples = samples
         places: list[torch.Tensor] = []
@@ -298,6 +334,11 @@ class ModelBinding:
             for index in self._trained if only is None else only:
                 gradient = self.parameters[index].grad
                 if gradient is None:
+                    if index in ever_used and self.leftover.keeps(index):
+                        partial.used.add(index)
+                        partial.space.view(index).zero_()
+                    continue
+                if not self.leftover.counts(index, ever_used):
                     continue
                 if gradient.is_sparse:
                     raise errors.ModelError(

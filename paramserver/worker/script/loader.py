@@ -251,6 +251,7 @@ class SliceLoader:
     >>> for x, y in loader:
     ...     F.mse_loss(model(x), y).backward()
     ...     optimizer.step()
+    ...     optimizer.zero_grad()
     >>> len(loader), x.shape
     (4, torch.Size([8, 4]))
     """

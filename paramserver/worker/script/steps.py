@@ -63,6 +63,8 @@ class Steps:
         # The global norm that the script has asked for in the present step, 0 if it has not.
         self._clip_norm = 0.0
         self._told_skip = False
+        # A slice was computed to learn how the script clears gradients.
+        self._rehearsed = False
 
     @property
     def has_batch(self) -> bool:
@@ -187,26 +189,29 @@ class Steps:
         if self._position.data is None:
             self._binding.reset_buffers()
             self._engine.rollback.goes_on()
+            self._binding.leftover.begin()
             self._engine.records.has(self._engine.shards.timeline, self._engine.weights.version)
             self._draws.next()
             self._schedules.batch()
 
     def _step(self, unscale: float, overflow: bool) -> bool:
         """False: another worker's contribution of this name counts, so this contribution needs another name."""
-        binding, sender = self._binding, self._engine.sender
+        binding, sender, ever_used = self._binding, self._engine.sender, self._engine.weights.ever_used
+        binding.steps(self._only)
         item, taken = self._item_to_step_on(unscale)
         samples = self._samples
         clipped_here = self._clip_norm > 0 and isinstance(item.name, AsyncName)
         plain = not (unscale != 1.0 or overflow or clipped_here)
         early = sender.take_early()
-        if early is not None and binding.backward.end() and plain:
+        lacking = binding.lacking(ever_used, self._only)
+        if early is not None and binding.backward.end() and plain and not lacking:
             partial = early
             binding.gather_buffers(partial, samples)
         elif taken is not None:
             partial = taken
         else:
             partial = self._engine.places.pool.take()
-            binding.gather(partial, samples, unscale, self._only)
+            binding.gather(partial, samples, unscale, self._only, ever_used)
         if early is not None:
             sender.foresight.compare(partial.used, self._groups(), self._clip_norm, partial is early)
         sender.foresight.learn(frozenset(partial.used if plain else ()))
@@ -217,7 +222,18 @@ class Steps:
             binding.clip(partial, self._clip_norm)
         sender.clip_to(self._clip_norm)
         self._clip_norm = 0.0
-        return self._hand_in(item, partial)
+        return self._hand_in(item, partial, again=lacking is None and self._rehearses())
+
+    def _rehearses(self) -> bool:
+        """Whether the present slice is to be computed again: then it is known how the script clears gradients.
+
+        Without a loader, another slice would come.
+        """
+        if self._rehearsed or self._position.data is None:
+            return False
+        self._rehearsed = True
+        log.info("the first slice is computed twice here: so far it is not known how the script clears gradients")
+        return True
 
     def _item_to_step_on(self, unscale: float) -> tuple[Item, PartialSum | None]:
         """The slice of this step; and the gradients, where they had to be taken before the slice was known."""
@@ -228,7 +244,7 @@ class Steps:
             if self.item is None:
                 # Weights that come with the slice reset the buffers. So the batch's changes are gathered before.
                 taken = self._engine.places.pool.take()
-                self._binding.gather(taken, 1, unscale)
+                self._binding.gather(taken, 1, unscale, ever_used=self._engine.weights.ever_used)
                 self.item = self._engine.loop.next_item(0, False)
             self._schedules.align()
             assert self.item is not None
@@ -265,7 +281,7 @@ class Steps:
         empty.overflow = bad is None or policy == "skip"
         return empty
 
-    def _hand_in(self, item: Item, partial: PartialSum) -> bool:
+    def _hand_in(self, item: Item, partial: PartialSum, again: bool = False) -> bool:
         self.item = None
         self._passes.steps()
         self._schedules.steps(*self._binding.optimizers)
@@ -273,7 +289,7 @@ class Steps:
         if partial.samples:
             self.rates.check(item, self._engine.shards.timeline, groups)
             self._schedules.handed_in()
-        return self._engine.loop.contribute(item, partial, groups)
+        return self._engine.loop.contribute(item, partial, groups, again)
 
     def _groups(self) -> list[types_pb2.GroupHypers]:
         """The hyper-parameters for the present update."""

@@ -50,6 +50,8 @@ class Pulled:
     landing: Landing | None = None
     # Servers copy this version for a checkpoint.
     copied: bool = False
+    # As in `PullHeader`.
+    ever_used: bytes = b""
 
     def drop(self) -> None:
         """The answer is not wanted: cancel the chunks that are still to come."""
@@ -86,6 +88,7 @@ def pulled_of(
         header.counted,
         landing,
         header.copied,
+        header.ever_used,
     )
 
 

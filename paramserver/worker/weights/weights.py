@@ -13,6 +13,7 @@ from paramserver.core.versions.events import AtLeast, Latest
 from paramserver.failpoints import reach
 from paramserver.tensors.private import unheard
 from paramserver.tracing import SCRIPT
+from paramserver.wire.messages import unpack_mask
 from paramserver.worker.device import Ticket
 from paramserver.worker.flat import FlatSpace
 from paramserver.worker.job.member import Member
@@ -83,6 +84,9 @@ class Weights:
         self.heard_advances = ""
         # Servers copy the version at hand for a checkpoint.
         self.copied = False
+        # The tensors that some contribution has had numbers for, up to the version at hand; and as servers say it.
+        self.ever_used: frozenset[int] = frozenset()
+        self._ever_used = b""
 
     @property
     def whole(self) -> bool:
@@ -136,6 +140,7 @@ class Weights:
         self.taken = results[0].taken
         self.heard_advances = max((result.advances for result in results), key=len)
         self.copied = any(result.copied for result in results)
+        self._hear_used(results)
         self._modes.heard(result.consistency for result in results)
         self.watch.came(self.space)
         if self._incoming is not None and not self._listens(self._incoming, self.space):
@@ -145,6 +150,13 @@ class Weights:
         if began:
             trace.span("install", SCRIPT, began, version=self.version)
         reach("worker.after_pull", self.version)
+
+    def _hear_used(self, results: list[Pulled]) -> None:
+        """Take in which tensors were used so far, which seldom changes. Asynchronous shards may differ for a moment."""
+        masks = [result.ever_used for result in results]
+        told = max(masks, key=lambda mask: int.from_bytes(mask, "little").bit_count())
+        if told and told != self._ever_used:
+            self._ever_used, self.ever_used = told, unpack_mask(told, len(self.space.layout.tensors))
 
     def _lend(self, results: list[Pulled]) -> None:
         """Begin or end to use the weights where the worker has them that pulls for this host."""

@@ -203,6 +203,7 @@ BODIES: list[Piece] = [
     Piece("body", "step and zero_grad"),
     Piece("body", "zero_grad first", {"zero": "", "first": "optimizer.zero_grad()\n"}),
     Piece("body", "zero_grad keeps tensors", {"zero": "optimizer.zero_grad(set_to_none=False)\n"}),
+    Piece("body", "zero_grad first, keeps tensors", {"zero": "", "first": "optimizer.zero_grad(set_to_none=False)\n"}),
     Piece("body", "zero_grad of the model", {"zero": "model.zero_grad()\n"}),
     Piece(
         "body",
@@ -220,7 +221,14 @@ def closure():
         },
         without=("precision",),
     ),
-    Piece("body", "no zero_grad", {"zero": ""}, needs=(Need.SINGLE,)),
+    # refused at the second slice of a worker
+    Piece("body", "no zero_grad", {"zero": ""}, Verdict.EITHER),
+    Piece(
+        "body",
+        "zero_grad on every third batch",
+        {"zero": "n += 1\nif n % 3 == 0:\n    optimizer.zero_grad()\n"},
+        Verdict.EITHER,
+    ),
     Piece(
         "body",
         "no step on some batches",

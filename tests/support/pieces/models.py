@@ -48,6 +48,26 @@ model[2].weight = model[0].weight
     ),
     Piece(
         "model",
+        "a layer that few slices use",
+        {
+            "build": """\
+class Rare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.rare, self.last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        hidden, rows = self.first(x), (x[:, 0] > 1).nonzero()[:, 0]
+        if len(rows):
+            hidden = hidden.index_add(0, rows, self.rare(hidden[rows]))
+        return self.last(hidden)
+
+model = Rare()
+"""
+        },
+    ),
+    Piece(
+        "model",
         "a parameter that nobody uses",
         {
             "build": "model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))\n"
