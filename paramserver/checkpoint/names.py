@@ -12,6 +12,8 @@ MANIFEST = "MANIFEST.json"
 INDEX = "model.safetensors.index.json"
 # Names the owner of the place; see `owner`.
 OWNER = "OWNER.json"
+# Names the best checkpoints by a logged value; see `best`.
+BEST = "BEST.json"
 
 _TEMPORARY = ".tmp-"
 _MARKER = ".in-use-"

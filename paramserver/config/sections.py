@@ -39,6 +39,7 @@ from paramserver.config.values import (
     is_address,
     is_host,
     is_job_name,
+    is_metric,
     is_web_url,
     json_list,
     only_if,
@@ -317,6 +318,17 @@ class Checkpoint(Section):
     )
     keep: Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, le=1_000_000), Must("an integer of 1 or more")] = (
         Field(default=3, description="How many checkpoints are kept. Older checkpoints are removed.")
+    )
+    best_metric: Annotated[str, only_if(is_metric), Must("a name of up to 100 printable characters, or empty")] = Field(
+        default="",
+        description="A name in ctx.log. The checkpoints with its best values are kept beside the newest ones, and the "
+        "end of each epoch is a checkpoint. Empty: only the newest ones.",
+    )
+    best_mode: Literal["min", "max"] = Field(
+        default="min", description="Whether low (min) or high (max) values of checkpoint.best_metric are good."
+    )
+    best_keep: OneOrMore = Field(
+        default=1, description="How many checkpoints are kept for their values of checkpoint.best_metric."
     )
     resume: Annotated[str, Must("a directory, a checkpoint in one, or a URL")] = Field(
         default="",

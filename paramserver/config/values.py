@@ -42,6 +42,11 @@ def is_job_name(text: str) -> bool:
     return _JOB_NAME.fullmatch(text) is not None
 
 
+def is_metric(text: str) -> bool:
+    """Whether ``text`` may be a name of logged values; empty text, too."""
+    return len(text) <= 100 and text.isprintable()
+
+
 def refuse_bool(value: object) -> object:
     """Any value but a truth value. Raises ValueError, as all checks here do."""
     # pydantic takes True for 1, and a TOML file may well say `workers = true`.

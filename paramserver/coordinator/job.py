@@ -116,8 +116,8 @@ class Job:
         self.changes = Changes()
         self.tasks = Tasks()
         self.keeping = Keeping(self)
-        self._begin(journal.generation, self._first_ident())
         self.records = Records(self)
+        self._begin(journal.generation, self._first_ident())
         self.course = Course(self)
         self.scaling = Scaling(self)
         self.tracing = Tracing(self)
@@ -130,6 +130,7 @@ class Job:
         self.members = Membership(self.options.lease_s, self.options.grace_s, generation, first_ident)
         self.seats = Seats(self.members)
         self.checkpoints = Checkpoints(self, self.options.checkpoints)
+        self.records.told = self.checkpoints.best.hear
         self.recovery = Recovery(self)
         self.registry = ModelRegistry(self)
         self.schedule = Schedule(self)

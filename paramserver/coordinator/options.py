@@ -16,7 +16,8 @@ class CheckpointOptions:
     """``place``: a directory or URL; empty: no checkpoints. ``every``: steps (asynchronous: slices) between two; 0:
     ``every_s`` seconds between two; with both 0 only the first and the last version. ``keep``: how many are kept.
     ``run``: how the job was started, written into each manifest. ``holding``: the job's claim to the place; None: no
-    other job uses it. ``multiple``: synchronous versions that may be saved are multiples of it.
+    other job uses it. ``multiple``: synchronous versions that may be saved are multiples of it. ``best_metric``: a name
+    in ``ctx.log``; the ``best_keep`` checkpoints with its lowest ("min") or highest ("max") values are kept, too.
     """
 
     place: str = ""
@@ -26,6 +27,9 @@ class CheckpointOptions:
     holding: Holding | None = None
     every_s: float = 0.0
     multiple: int = 1
+    best_metric: str = ""
+    best_mode: str = "min"
+    best_keep: int = 1
 
     @property
     def private(self) -> bool:

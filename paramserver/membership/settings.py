@@ -34,6 +34,7 @@ SHARED = (
     "training.residual_flush_every",
     "training.threads_per_worker",
     "training.threads_per_server",
+    "checkpoint.best_metric",
 )
 # Compared when a member joins, since they may have changed while the job runs.
 _CHANGING = ("consistency.mode", "consistency.staleness")

@@ -48,7 +48,8 @@ def checkpoint_options(settings: Settings, holding: Holding | None = None, track
     run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in told}
     run |= {TRACKED_AS: tracked} if tracked else {}
     multiple = settings.flush_every if settings.training.push_compression in FEEDBACK else 1
-    return CheckpointOptions(wanted.place, wanted.every, wanted.keep, run, holding, wanted.every_s, multiple)
+    best = wanted.best_metric, wanted.best_mode, wanted.best_keep
+    return CheckpointOptions(wanted.place, wanted.every, wanted.keep, run, holding, wanted.every_s, multiple, *best)
 
 
 def place_of(settings: Settings, fresh: bool) -> Place | None:
@@ -57,6 +58,11 @@ def place_of(settings: Settings, fresh: bool) -> Place | None:
     ``fresh``: the job is to begin anew there.
     """
     wanted = settings.checkpoint
+    if wanted.best_metric and settings.origins()["checkpoint.dir"] == "default":
+        raise errors.ConfigError(
+            f'checkpoint.best_metric is "{wanted.best_metric}", and there is no directory in which checkpoints could '
+            "stay: set checkpoint.dir (--checkpoint-dir)"
+        )
     if not wanted.place:
         return None
     place = Place(wanted.place)

@@ -54,7 +54,8 @@ class Context(Together):
         self._schedules = Schedules(engine, self._position, self._passes)
         self._objects = Objects(engine)
         self._own_draws = OwnDraws(bool(settings.cluster.coordinator), self._draws.seeded)
-        self._loop = Position(engine, self._passes, self._schedules, self._objects)
+        saves_best = bool(settings.checkpoint.best_metric)
+        self._loop = Position(engine, self._passes, self._schedules, self._objects, saves_best)
         self.prepared = Prepared(
             Parts(
                 engine,
@@ -375,7 +376,7 @@ class Context(Together):
             return
         outside = None
         if self.prepared.loader is not None and not self._passes.in_loop:
-            outside = (self.engine.shards.timeline, self.engine.weights.version)
+            outside = self.engine.loop.saved or (self.engine.shards.timeline, self.engine.weights.version)
             if self.engine.rollback.aborted:
                 self.engine.rollback.say("what ctx.log is given")
                 return

@@ -93,7 +93,8 @@ def show(directory: str, name: str = "", /, *, json_: Json = False) -> int:
 
     place, one, manifest = _one(directory, name)
     if json_:
-        print(json.dumps({"name": one.name, "problem": one.problem, **asdict(manifest)}, indent=2))
+        known = {"name": one.name, "problem": one.problem, "best": _best(place, one)}
+        print(json.dumps({**known, **asdict(manifest)}, indent=2))
     else:
         print("\n".join(_description(place, one, manifest)))
     return 0
@@ -234,7 +235,20 @@ def _facts(place: Place, one: Found) -> dict[str, object]:
         manifest = one.manifest
         facts |= {"job": manifest.job, "version": manifest.version, "timeline": manifest.timeline}
         facts |= {"epochs": epochs(place, manifest), "bytes": manifest.nbytes, "written": manifest.written}
+        facts["best"] = _best(place, one)
     return facts
+
+
+def _best(place: Place, one: Found) -> str:
+    """The rank and the value of a checkpoint that is kept for a logged value; empty for another one."""
+    from paramserver.checkpoint.best import read
+
+    history = one.manifest.history if one.manifest is not None else None
+    rows = enumerate(read(place), 1)
+    number, found = next(((n, r) for n, r in rows if (r.name, r.history) == (one.name, history)), (0, None))
+    if found is None:
+        return ""
+    return f"{'best' if number == 1 else f'best {number}'}: {found.metric} {found.value:.6g}"
 
 
 def _state(one: Found) -> str:
@@ -254,7 +268,7 @@ def _table(place: Place, found: Sequence[Found]) -> list[str]:
         passed = epochs(place, one.manifest)
         shown = "" if passed is None else f"{passed:.2f}"
         facts = (str(one.manifest.version), shown, _bytes(one.manifest.nbytes), _age(one.manifest))
-        rows.append((one.name, *facts, _state(one)))
+        rows.append((one.name, *facts, ", ".join(filter(None, (_state(one), _best(place, one))))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     align = (str.ljust, *[str.rjust] * 4, str.ljust)
     lines = ["  ".join(fit(cell, width) for fit, cell, width in zip(align, row, widths, strict=True)) for row in rows]
@@ -268,6 +282,7 @@ def _description(place: Place, one: Found, manifest: Manifest) -> list[str]:
         "job": manifest.job,
         "version": f"{manifest.version} (timeline {manifest.timeline}, term {manifest.term})",
         "epochs": "unknown" if passed is None else f"{passed:.2f}",
+        "kept as": _best(place, one),
         "written": f"{manifest.written} ({_age(manifest)} ago)",
         "model": f"{len(tensors)} tensors; layout {manifest.layout_digest[:16]}",
         "optimizer": _optimizer(manifest),

@@ -17,6 +17,7 @@ from paramserver.checkpoint import catalog
 from paramserver.checkpoint.manifest import Manifest, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator import ports
+from paramserver.coordinator.history.best import BestCheckpoints
 from paramserver.coordinator.history.cuts import Cuts
 from paramserver.coordinator.history.overdue import Overdue
 from paramserver.coordinator.history.sweeping import Sweep as Sweeping
@@ -83,6 +84,7 @@ class Checkpoints:
         self._machine = Checkpointing()
         self._changed = asyncio.Condition()
         self._cuts = Cuts(job, self, options)
+        self.best = BestCheckpoints(job, self.place, options, self.cut)
         self._sweep = Sweeping(job, job.tasks, self.place, options.holding, self._given_up, self._cuts.lock)
 
     def restore(self, name: str) -> None:
@@ -98,6 +100,7 @@ class Checkpoints:
         """The job goes on from ``version``, on another timeline."""
         self.overdue.forget()
         self._cuts.restart(version)
+        self.best.undone(version)
 
     @property
     def _core(self) -> Checkpointing:
@@ -135,6 +138,7 @@ class Checkpoints:
                 return await self._write(timeline, version, parts)
             case Announce(version, nbytes):
                 self._announce(checkpoint_name(version, timeline), version, nbytes)
+                await self.best.saved(timeline, version)
             case GiveUp(version):
                 await self._give_up(timeline, command)
                 return Told(timeline, version)
@@ -185,7 +189,9 @@ class Checkpoints:
     async def _prune(self, kept: set[str]) -> None:
         assert self.place is not None
         try:
-            await asyncio.to_thread(catalog.prune, self.place, self.options.keep, kept, self.options.ours)
+            protected = kept | await self.best.kept()
+            gone = await asyncio.to_thread(catalog.prune, self.place, self.options.keep, protected, self.options.ours)
+            self.best.removed(gone)
         except (errors.ParamServerError, OSError) as error:
             log.warning("old checkpoints could not be removed", error=str(error))
 

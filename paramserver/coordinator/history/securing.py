@@ -11,9 +11,9 @@ import time
 import structlog
 
 from paramserver import errors
-from paramserver.checkpoint.manifest import COPIES_KEPT
 from paramserver.coordinator import ports
 from paramserver.coordinator.history.checkpoints import Checkpoints
+from paramserver.coordinator.work.shards import room
 from paramserver.core.procedures.securing import (
     Await,
     Command,
@@ -29,7 +29,6 @@ from paramserver.core.procedures.securing import (
     Settled,
     Stands,
 )
-from paramserver.v1 import shard_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -63,7 +62,7 @@ async def _perform(
         case Look(rest_s):
             await asyncio.sleep(rest_s)
             safe = checkpoints.safe(version)
-            return Stands(safe, not safe and await _room(job))
+            return Stands(safe, not safe and await room(job))
         case Cut():
             return Copied(await checkpoints.cut())
         case Await(reached):
@@ -74,11 +73,3 @@ async def _perform(
                 await checkpoints.sweep(missing)
             checkpoints.overdue.last_missing(reached, checkpoints.last)
     return Done()
-
-
-async def _room(job: ports.Commands) -> bool:
-    """Whether every server has room for another copy. A server without room would skip it."""
-    writing = [
-        sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies) for reply in await job.shards.stats()
-    ]
-    return max(writing, default=COPIES_KEPT) < COPIES_KEPT  # no answer at all: not now

@@ -9,6 +9,7 @@ from paramserver.coordinator.admission import check_member
 from paramserver.coordinator.history.securing import make_safe
 from paramserver.coordinator.job import Job
 from paramserver.v1 import coordinator_pb2
+from paramserver.wire.bounds import counting
 from paramserver.wire.messages import data_from_proto
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -99,11 +100,16 @@ class Training:
         return await self._job.registered.kept(request)
 
     async def finish(self, request: coordinator_pb2.FinishRequest) -> coordinator_pb2.FinishResponse:
-        """A worker is through: return when its last version is a checkpoint, or when there is more to do."""
+        """A worker is through: return when its last version is a checkpoint, or when there is more to do.
+
+        At the end of an epoch: return when its version is copied, if that may become one of the best checkpoints.
+        """
         check_member(self._job, request.member)
         if request.timeline != self._job.timeline:
             return coordinator_pb2.FinishResponse(rolled_back=True)
         await self._check_reached(request.version)
+        if counting("the epoch at whose end the worker is", request.epoch):
+            return await self._job.checkpoints.best.at_end_of_epoch(request)
         try:
             await make_safe(self._job, self._job.checkpoints, request.version)
         except errors.RolledBackError:

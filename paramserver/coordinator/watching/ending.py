@@ -202,6 +202,7 @@ class Ending:
         job.promises.broken.pop("versions", None)
         await job.records.settle()
         await make_safe(job, job.checkpoints, stats[0].version)
+        await job.checkpoints.best.write()
         await self._balance(stats)
 
     async def _complete_step(self, stats: list[shard_pb2.StatsResponse]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -50,6 +50,8 @@ class Records:
         self._collector = Collector()
         self.history = History()
         self.sink: Sink = _Nowhere()
+        # Hears of closed steps, too.
+        self.told: Callable[[Sequence[StepValues]], None] = lambda steps: None
         # Where each worker stands, by member number: it logs nothing for earlier steps any more.
         self._places: dict[int, Place] = {}
 
@@ -104,3 +106,4 @@ class Records:
             for step in steps:
                 self.history.add(step, now)
             self.sink.write(steps)
+            self.told(steps)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from paramserver import errors
+from paramserver.checkpoint.manifest import COPIES_KEPT
 from paramserver.coordinator import ports
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Phase
@@ -80,3 +81,11 @@ async def _counted(job: ports.Commands) -> list[shard_pb2.CountedResponse]:
     """The slices that each shard has counted."""
     request = shard_pb2.CountedRequest(job=job.options.job, timeline=job.timeline)
     return await job.shards.ask("Shard.Counted", request, shard_pb2.CountedResponse)
+
+
+async def room(job: ports.Commands) -> bool:
+    """Whether every server has room for another copy. A server without room would skip it."""
+    writing = [
+        sum(copy.state != shard_pb2.COPY_STATE_SKIPPED for copy in reply.copies) for reply in await job.shards.stats()
+    ]
+    return max(writing, default=COPIES_KEPT) < COPIES_KEPT  # no answer at all: not now

@@ -50,6 +50,8 @@ class Loop:
         self._progress, self._weights, self._sender = progress, weights, sender
         self._paces, self._rollback, self._summing = paces, rollback, summing
         self._phases = member.phases
+        # Timeline and version that the servers have copied at the end of the script's epoch; None: none.
+        self.saved: tuple[int, int] | None = None
 
     # ---- which slice
 
@@ -215,6 +217,31 @@ class Loop:
             f"a server was lost, and the job went back to version {self._weights.version}: "
             "push again what was pushed since then"
         )
+
+    # ---- the ends of epochs
+
+    def end_of_epoch(self, epoch: int) -> None:
+        """The script is at the end of an epoch: have the servers copy its version, before any worker goes on.
+
+        :attr:`saved` is then its timeline and version. In asynchronous mode the worker takes in newer weights.
+        """
+        member, timeline = self._member, self._shards.links.timeline
+
+        def request() -> coordinator_pb2.FinishRequest:
+            return coordinator_pb2.FinishRequest(
+                member=member.session.member, timeline=timeline, version=self._weights.version, epoch=epoch + 1
+            )
+
+        reply = member.run(member.session.ask("Coordinator.Finish", request, member.wait_timeout_s))
+        version = cast(coordinator_pb2.FinishResponse, reply).version
+        self.saved = (timeline, version) if version else None
+        if version and not self._modes.together:
+            self._rollback.following(self._weights.pull_latest)
+
+    def goes_on(self) -> None:
+        """The script is given a batch: what it logs does not belong to the end of an epoch any more."""
+        self.saved = None
+        self._rollback.goes_on()
 
     # ---- the end
 

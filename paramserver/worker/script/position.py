@@ -25,8 +25,12 @@ log = structlog.get_logger("paramserver.worker")
 class Position:
     """Gives slices to the loader, and follows the job where it goes back. See `loader.LoopPosition`."""
 
-    def __init__(self, engine: Engine, passes: Passes, schedules: Schedules, objects: Objects) -> None:
+    def __init__(
+        self, engine: Engine, passes: Passes, schedules: Schedules, objects: Objects, saves_best: bool
+    ) -> None:
+        """``saves_best``: checkpoints are kept for values that the script logs, so the ends of epochs are saved."""
         self._engine, self._passes, self._schedules, self._objects = engine, passes, schedules, objects
+        self._saves_best = saves_best
         self._steps: Steps | None = None
         self._guard: Guard | None = None
         self._thawing: Thawing | None = None
@@ -144,11 +148,13 @@ class Position:
                 self._thawing.check()
             if item is None:  # a schedule is where the epoch's last update has brought it
                 self._schedules.align(at_end=True)
+                if self._saves_best and not engine.rollback.aborted:
+                    engine.loop.end_of_epoch(passes.epoch)
                 return None
             if back is not None:
                 self._schedules.set_back(back)
             if engine.loop.may_compute(item):
-                engine.rollback.goes_on()
+                engine.loop.goes_on()
                 engine.member.phases.enter(DATA)
                 return item
             assert self._steps is not None
