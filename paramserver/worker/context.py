@@ -55,7 +55,8 @@ class Context(Together):
         self._objects = Objects(engine)
         self._own_draws = OwnDraws(bool(settings.cluster.coordinator), self._draws.seeded)
         saves_best = bool(settings.checkpoint.best_metric)
-        self._loop = Position(engine, self._passes, self._schedules, self._objects, saves_best)
+        numbers = self._position.numbers
+        self._loop = Position(engine, self._passes, self._schedules, self._objects, numbers, saves_best)
         self.prepared = Prepared(
             Parts(
                 engine,
@@ -154,12 +155,14 @@ class Context(Together):
 
     # ---- the loop
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int, start: int | None = None) -> Iterator[int]:
         """The numbers of the epochs from where the job stands (0 at its start) up to ``count``, without ``count``.
 
+        ``start``: the number of the first epoch, for a script that goes on from a checkpoint of its own. The order of
+        samples and random numbers of an epoch follow from its number. If all epochs were trained, none come.
         If the job goes back to a checkpoint, earlier epochs come again. Ends when the last version is safe. A plain
         loop over the loader, ``for epoch in range(count):``, trains the same epochs: see docs/training.md. Raises
-        UserError if ``count`` is below 1.
+        UserError if ``count`` is below 1, and ``start`` below 0.
 
         >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
         >>> for epoch in ctx.epochs(2):
@@ -172,8 +175,10 @@ class Context(Together):
         """
         if count < 1:
             raise errors.UserError(f"ctx.epochs needs a number of epochs of at least 1, not {count}")
+        if start is not None and start < 0:
+            raise errors.UserError(f"ctx.epochs begins with the number of an epoch, 0 or more, not {start}")
         try:
-            yield from self._loop.epochs(count, self.prepared.loader is not None)
+            yield from self._loop.epochs(count, self.prepared.loader is not None, start)
         finally:
             self._passes.leave()
         self._passes.plan_ended(count)

@@ -98,7 +98,7 @@ class Together(Facts):
                 "weights: call it after that loop"
             )
         epoch, count = self._places.call("evaluate")
-        return self.engine.evaluating.begin(epoch, count, batches), epoch, count
+        return self.engine.evaluating.begin(epoch, count, batches), self._position.numbers.of(epoch), count
 
     def agree(self, value: float, name: str = "value") -> float:
         """A number on which all workers agree: the one of the worker that comes here first.

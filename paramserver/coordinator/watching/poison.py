@@ -11,6 +11,7 @@ import structlog
 
 from paramserver.coordinator import ports
 from paramserver.coordinator.reports import Reports
+from paramserver.coordinator.work.agreeing import Agreeing
 from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Phase
@@ -29,6 +30,7 @@ _TRAINING = (Phase.RUNNING, Phase.RECOVERING)
 
 
 class _Job(ports.Stage, ports.Ends, Protocol):
+    agreeing: Agreeing
     leasing: Leasing
     reports: Reports
     schedule: Schedule
@@ -129,7 +131,8 @@ class PoisonWatch:
             first, stop = places_of(data, place.index)
             shown = f"entries {first} to {stop - 1} of the sampler"
         else:
-            samples = slice_indices(data, self._job.options.seed, place.epoch, place.index)
+            number = place.epoch + self._job.agreeing.first_epoch
+            samples = slice_indices(data, self._job.options.seed, number, place.index)
             shown = "samples " + ", ".join(map(str, samples[:_SAMPLES])) + (", ..." if len(samples) > _SAMPLES else "")
         return f"slice {place.index} of epoch {place.epoch + 1} ({'; '.join([*step, shown])})"
 

@@ -14,6 +14,7 @@ from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.leadership.keeping import Keeping
 from paramserver.core.job.membership import Role
+from paramserver.core.work.passes import FIRST_EPOCH
 from paramserver.v1 import coordinator_pb2
 
 # How long a worker that comes late waits for a number that the others are about to give.
@@ -70,6 +71,11 @@ class Agreeing:
         there = {at for what, at, _ in self._values if what == name}
         others = len(self._job.members.of(Role.WORKER)) > 1
         return others and epoch not in there and (epoch == 1 or epoch - 1 in there)
+
+    @property
+    def first_epoch(self) -> int:
+        """The number that the job's first epoch has for its script."""
+        return int(self._values.get((FIRST_EPOCH, 1, 1), 0.0))
 
     def write(self, record: coordinator_pb2.JobRecord) -> None:
         """Write all numbers into the record."""

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from paramserver import errors
 
+# Of the number that workers agree on: which one the job's first epoch has for the script.
+FIRST_EPOCH = "first epoch"
+
 
 @dataclass(slots=True)
 class Passes:
@@ -63,6 +66,15 @@ class Passes:
         self.leave()
         self.through = count
 
+    def begins_with(self, epoch: int) -> None:
+        """The first pass of a plain loop will be this epoch."""
+        self.epoch, self.ended = epoch - 1, True
+
+    @property
+    def next_epoch(self) -> int:
+        """Which epoch a pass of a plain loop would be that began now."""
+        return self.epoch + (self.epoch < 0 or self.ended or self.stepped)
+
     def begin(self) -> int:
         """An iteration over the loader begins; returns its number. Raises UserError where there is nothing to give.
 
@@ -81,8 +93,7 @@ class Passes:
                 "for example)"
             )
         if not self.planned:
-            if self.epoch < 0 or self.ended or self.stepped:
-                self.epoch += 1
+            self.epoch = self.next_epoch
             self.ended = self.stepped = False
         self.iteration += 1
         return self.iteration

@@ -161,7 +161,7 @@ def shuffled(sampler: Any, dataset: Any) -> bool | None:
     if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
         log.warning(
             "the DistributedSampler is left out: slices share the samples out to the workers, and each sample comes "
-            "once in an epoch. set_epoch may stay in the script, and changes nothing"
+            "once in an epoch. set_epoch may stay in the script; before the first loop it says which epoch that is"
         )
         return bool(sampler.shuffle)
     for one in (sampler, getattr(sampler, "sampler", None)):

@@ -292,7 +292,7 @@ class Prepared:
             self._parts.objects,
         )
         thawing = Thawing(self._parts.engine, self._parts.passes, binding, self._parts.schedules)
-        self._parts.loop.model_comes(steps, guard, thawing)
+        self._parts.loop.model_comes(steps, guard, thawing, trained_before=bool(state))
         self._parts.engine.weights.listen(Reads(binding.parameters))
         sync_batch_norm.use(sync_batch_norm.layers_of(model), self._parts.engine.summing)
         return steps, fetch, thawing
@@ -317,6 +317,7 @@ class Prepared:
             )
         self._parts.engine.slices.register(data)
         self._parts.position.loader_comes(data)
+        self._parts.loop.loader_comes(loader)
         self._parts.compared.trained(loader)
 
         def length() -> int:
@@ -330,9 +331,9 @@ class Prepared:
             stream = Stream(
                 loader, seed, agree, 2 * slices * accumulate, own_streams, self._parts.engine.member.session.rank
             )
-            source: Batches = StreamBatches(data, stream, loader)
+            source: Batches = StreamBatches(data, stream, loader, self._parts.position.numbers.of)
         else:
-            source = IndexedBatches(loader, data, seed, self._parts.loop, agree)
+            source = IndexedBatches(loader, data, seed, self._parts.loop, agree, self._parts.position.numbers.of)
         self.loader = SliceLoader(loader, source, self._parts.device, self._parts.loop, length, self._parts.own_draws)
         return self.loader
 

@@ -6,6 +6,7 @@ from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.data_progress import data_progress, schedule_position, updates_per_epoch
 from paramserver.core.work.slices import DataSpec
 from paramserver.wire.messages import consistency_from_proto, mode_from_proto, schedule_from_proto
+from paramserver.worker.data.numbers import EpochNumbers
 from paramserver.worker.engine import Engine
 
 
@@ -17,6 +18,7 @@ class SchedulePosition:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.numbers = EpochNumbers(engine.agreeing)
         self.data: DataSpec | None = None
         self._slices = 0
 

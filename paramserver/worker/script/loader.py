@@ -77,6 +77,9 @@ class _Unplanned:
 class LoopPosition(Protocol):
     """The script's position in its epochs, as the loader needs it; `script.position` has it."""
 
+    def set_epoch(self, epoch: int) -> None:
+        """The script says the number of the epoch that its next iteration is."""
+
     def begin_pass(self) -> int:
         """An iteration over the loader begins; returns its number. Raises UserError if none may begin."""
 
@@ -131,9 +134,11 @@ class IndexedBatches:
         seed: int,
         position: LoopPosition,
         agree: Agree = lambda epoch, digest: digest,
+        number_of: Callable[[int], int] = lambda epoch: epoch,
     ) -> None:
+        """``number_of`` gives the number that an epoch of the job has for the script."""
         self._loader, self._data = loader, data
-        self._seed, self._turns, self._position = seed, data.turns, position
+        self._seed, self._turns, self._position, self._number_of = seed, data.turns, position, number_of
         self._order = order_of(loader, data, seed, agree)
         self._cut, self._options = cut_of(loader, data), _options(loader)
         self._requests = _Requests(self._requests_of)
@@ -163,7 +168,7 @@ class IndexedBatches:
 
     def shape(self, item: Item) -> tuple[int, int]:
         """How many batches and samples a slice has."""
-        return self._order.shape(item.epoch, item.index)
+        return self._order.shape(self._number_of(item.epoch), item.index)
 
     def batch(self, item: Item, number: int) -> Any:
         """A batch of this slice."""
@@ -183,10 +188,11 @@ class IndexedBatches:
 
     def _requests_of(self, item: Item) -> list[list[Any]]:
         """For each batch of the slice its seed and epoch, followed by the indices of its samples."""
-        of_slice = self._seed, item.epoch, item.index // self._turns
+        epoch = self._number_of(item.epoch)
+        of_slice = self._seed, epoch, item.index // self._turns
         return [
-            [slice_seed(*of_slice, of_batch("data", number)), item.epoch, *indices]
-            for number, indices in enumerate(self._order.batches(item.epoch, item.index))
+            [slice_seed(*of_slice, of_batch("data", number)), epoch, *indices]
+            for number, indices in enumerate(self._order.batches(epoch, item.index))
         ]
 
     def _batch(self, item: Item, number: int) -> Any:
@@ -213,8 +219,10 @@ class IndexedBatches:
 class StreamBatches:
     """Batches of an ``IterableDataset``. Those of a slice are read before the first of them is handed out."""
 
-    def __init__(self, data: DataSpec, stream: Stream, loader: DataLoader[Any]) -> None:
-        self._data, self._stream, self._loader = data, stream, loader
+    def __init__(
+        self, data: DataSpec, stream: Stream, loader: DataLoader[Any], number_of: Callable[[int], int]
+    ) -> None:
+        self._data, self._stream, self._loader, self._number_of = data, stream, loader, number_of
         self._cut = cut_of(loader, data)
         self._have: list[Any] = []
 
@@ -224,7 +232,8 @@ class StreamBatches:
 
     def shape(self, item: Item) -> tuple[int, int]:
         """Read the batches of a slice; how many there are, and how many samples."""
-        read = (self._stream.batch(item.epoch, number) for number in range(*places_of(self._data, item.index)))
+        epoch = self._number_of(item.epoch)
+        read = (self._stream.batch(epoch, number) for number in range(*places_of(self._data, item.index)))
         found = [one for one in read if one is not None]
         self._have = [batch for _, batch in found]
         return len(found), sum(samples for samples, _ in found)
@@ -283,6 +292,23 @@ class SliceLoader:
 
     def __len__(self) -> int:
         return self._length()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next loop over this loader is epoch ``epoch``, counted from 0: for a script with its own checkpoints.
+
+        Call it in a plain loop, at least before its first epoch. The order of samples and random numbers of an epoch
+        follow from its number. Epochs count on from there. The loop raises UserError for another number than the
+        next one.
+
+        >>> model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        >>> for epoch in range(2, 4):  # goes on after epochs 0 and 1
+        ...     loader.set_epoch(epoch)
+        ...     for x, y in loader:
+        ...         F.mse_loss(model(x), y).backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        """
+        self._position.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         iterator = self._pass()

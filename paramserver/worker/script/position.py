@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import structlog
+from torch.utils.data import DataLoader, DistributedSampler
 
 from paramserver import errors
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
+from paramserver.worker.data.numbers import EpochNumbers
 from paramserver.worker.engine import Engine
 from paramserver.worker.job.phases import COMPUTE, DATA
 from paramserver.worker.later.thawing import Thawing
@@ -26,11 +29,23 @@ class Position:
     """Gives slices to the loader, and follows the job where it goes back. See `loader.LoopPosition`."""
 
     def __init__(
-        self, engine: Engine, passes: Passes, schedules: Schedules, objects: Objects, saves_best: bool
+        self,
+        engine: Engine,
+        passes: Passes,
+        schedules: Schedules,
+        objects: Objects,
+        numbers: EpochNumbers,
+        saves_best: bool,
     ) -> None:
         """``saves_best``: checkpoints are kept for values that the script logs, so the ends of epochs are saved."""
         self._engine, self._passes, self._schedules, self._objects = engine, passes, schedules, objects
+        self._numbers = numbers
         self._saves_best = saves_best
+        # Which epoch the script says that its next pass is; a `DistributedSampler` of its own, which may know.
+        self._said: int | None = None
+        self._sampler: DistributedSampler[Any] | None = None
+        # The optimizer has come with a state.
+        self._trained_before = False
         self._steps: Steps | None = None
         self._guard: Guard | None = None
         self._thawing: Thawing | None = None
@@ -39,15 +54,31 @@ class Position:
         self._iteration = 0
         self._kept: list[Item | None] = []
 
-    def model_comes(self, steps: Steps, guard: Guard, thawing: Thawing) -> None:
-        """The model is prepared."""
+    def model_comes(self, steps: Steps, guard: Guard, thawing: Thawing, trained_before: bool = False) -> None:
+        """The model is prepared. ``trained_before``: its optimizer has come with a state."""
         self._steps, self._guard, self._thawing = steps, guard, thawing
+        self._trained_before = trained_before
+
+    def loader_comes(self, loader: DataLoader[Any]) -> None:
+        """The loader is prepared."""
+        for one in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+            if isinstance(one, DistributedSampler):
+                self._sampler = one
 
     # ---- epochs
 
-    def epochs(self, count: int, loader: bool) -> Iterator[int]:
-        """The epochs from where the job stands up to ``count``; earlier ones come again. ``loader``: there is one."""
-        progress, rollback = self._engine.progress, self._engine.rollback
+    def epochs(self, count: int, loader: bool, start: int | None) -> Iterator[int]:
+        """The numbers of epochs from where the job stands up to ``count``; earlier ones come again.
+
+        ``loader``: there is one. ``start``: the number of the job's first epoch.
+        """
+        progress, rollback, numbers = self._engine.progress, self._engine.rollback, self._numbers
+        if start is not None:
+            numbers.begin_with(start)
+            self._tell(f"the first epoch of ctx.epochs is epoch {numbers.first}, counted from 0")
+        count -= numbers.first
+        if count < 1:  # all of them were trained before
+            return
         progress.plan(count)
         progress.went_through(False)
         epoch = min(rollback.open_epoch(), count - 1)
@@ -60,7 +91,7 @@ class Position:
                 self._schedules.begin_epoch(epoch)
                 self._objects.follow()
                 rollback.goes_on()
-                yield epoch
+                yield numbers.of(epoch)
                 epoch = rollback.next_epoch(epoch)
             self._objects.settle()
             if self._engine.loop.finish():
@@ -97,11 +128,54 @@ class Position:
 
     # ---- for the loader
 
+    def set_epoch(self, epoch: int) -> None:
+        self._said = epoch
+
+    def _number(self) -> None:
+        """A pass begins: if the script says its number, the job's epochs are numbered by it."""
+        passes, numbers, said = self._passes, self._numbers, self._said
+        self._said = None
+        if passes.planned or passes.epoch >= 0:
+            comes = numbers.of(passes.epoch if passes.planned else passes.next_epoch)
+            if said is not None and said != comes:
+                raise errors.UserError(
+                    f"loader.set_epoch({said}) was called, and the epoch that begins is {comes}, counted from 0: call "
+                    "it with the number of each epoch before the loop over the loader, or before the first one only"
+                )
+            return
+        if said is None and self._sampler is not None:
+            said = self._sampler.epoch or None
+        if said is not None:
+            numbers.begin_with(said)
+            if said < numbers.first:
+                raise errors.UserError(
+                    f"the script begins with epoch {said}, and the job has begun with epoch {numbers.first}: begin "
+                    "with the same epoch in all workers"
+                )
+            passes.begins_with(said - numbers.first)
+        self._tell(
+            f"the first loop over the prepared loader is epoch {numbers.of(passes.next_epoch)}, counted from 0: the "
+            "order of samples follows from this number",
+            "" if said is not None else "to go on from another epoch, call loader.set_epoch(epoch) before the loop",
+        )
+
+    def _tell(self, what: str, advice: str = "") -> None:
+        """Say, on one worker, with which epoch the script begins; a warning if it may go on from a checkpoint."""
+        session = self._engine.member.session
+        if session.rank or self._engine.weights.version:
+            return
+        if advice and self._trained_before:
+            log.warning(f"{what}. The optimizer has been trained before: {advice}")
+        else:
+            log.info(what)
+
     def begin_pass(self) -> int:
         if self._left:
             raise errors.UserError("this worker has left the job: iterate over the prepared loader before ctx.close()")
         if self._steps is None:
             raise errors.UserError("give the model and its optimizer to ctx.prepare before iterating over its loader")
+        if not self._passes.through:
+            self._number()
         iteration = self._passes.begin()
         self._engine.progress.in_epoch(self._passes.epoch)
         self._iteration = iteration

@@ -125,7 +125,8 @@ class Steps:
         assert self._batch is not None
         data, (epoch, index) = self._position.data, self._batch
         batch = index if data is None else index // data.turns
-        return slice_seed(self._training.seed, epoch, batch, of_batch(purpose, self._number))
+        number = self._position.numbers.of(epoch)
+        return slice_seed(self._training.seed, number, batch, of_batch(purpose, self._number))
 
     def _begin_early(self, item: Item) -> None:
         """Let gradients leave as the backward pass makes them, if earlier contributions show that this is possible."""
