@@ -43,7 +43,7 @@ def test_importing_the_settings_loads_nothing_heavy() -> None:
     assert not modules & HEAVY
 
 
-@pytest.mark.parametrize("module", ["paramserver.launch.launcher", "paramserver.roles.coordinating"])
+@pytest.mark.parametrize("module", ["paramserver.launcher.launcher", "paramserver.roles.coordinating"])
 def test_processes_that_compute_nothing_load_no_torch(module: str) -> None:
     """The launcher and the coordinator only move bytes, and torch takes most of the time in which a process starts."""
     _, modules, _, seconds = run_python(f"import {module}")

@@ -98,7 +98,7 @@ def test_without_a_compiler_the_wheel_is_for_any_machine(tmp_path: Path) -> None
 
 def test_commands_of_the_installed_wheel(site: Path, tmp_path: Path) -> None:
     environ = {"PYTHONPATH": str(site)}
-    code = "import paramserver, paramserver.launch.launcher, paramserver.roles.child, paramserver.worker.context\n"
+    code = "import paramserver, paramserver.launcher.launcher, paramserver.roles.child, paramserver.worker.context\n"
     code += "from paramserver.cli.main import main; print(paramserver.__file__); main(['--help'])"
     text = run(sys.executable, "-c", code, cwd=tmp_path, environ=environ)
     assert text.startswith(f"{site}/paramserver/__init__.py\n")

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-import paramserver.launch
+import paramserver.launcher
 from paramserver.cli.common import guard, merge_overrides, parse_assignments
 from paramserver.cli.look.facts import describe, headline, render
 from paramserver.cli.look.operate import wished
@@ -40,10 +40,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
         calls.append((settings, script, script_args))
         return 7
 
-    module = ModuleType("paramserver.launch.launcher")
+    module = ModuleType("paramserver.launcher.launcher")
     module.launch = launch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "paramserver.launch.launcher", module)
-    monkeypatch.setattr(paramserver.launch, "launcher", module, raising=False)
+    monkeypatch.setitem(sys.modules, "paramserver.launcher.launcher", module)
+    monkeypatch.setattr(paramserver.launcher, "launcher", module, raising=False)
     return calls
 
 

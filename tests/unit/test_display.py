@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from paramserver.launch.live import LiveDisplay
-from paramserver.launch.progress import Left, Progress, Rates, metric_text
+from paramserver.launcher.live import LiveDisplay
+from paramserver.launcher.progress import Left, Progress, Rates, metric_text
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.worker.job.progress import Progress as WorkerProgress
 
@@ -20,7 +20,7 @@ def test_a_rate_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is started again counts from nothing."""
     seconds = iter(range(100))
     clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
-    monkeypatch.setattr("paramserver.launch.progress.time", clock)
+    monkeypatch.setattr("paramserver.launcher.progress.time", clock)
     rates = Rates()
     found = [rates.of("worker-0", samples) for samples in (0, 10, 20, 5, 15)]
     assert found == [0.0, 10.0, 10.0, 0.0, 10.0]
@@ -68,7 +68,7 @@ def training(done: int, version: int, **metrics: float) -> coordinator_pb2.Statu
 
 def test_what_is_left_of_the_epoch_and_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter((0.0, 0.0, 10.0, 10.0))
-    monkeypatch.setattr("paramserver.launch.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("paramserver.launcher.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     progress = Progress()
     progress.hear(training(10, 5))
     assert (progress.of_job, progress.steps_per_s) == (Left(10, 30, None), 0.0), "no speed is known yet"
@@ -81,7 +81,7 @@ def test_what_is_left_of_the_epoch_and_of_the_job(monkeypatch: pytest.MonkeyPatc
 def test_a_job_that_goes_back_has_done_less_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time is guessed from before that."""
     seconds = iter((0.0, 0.0, 1.0, 1.0))
-    monkeypatch.setattr("paramserver.launch.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("paramserver.launcher.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     progress = Progress()
     progress.hear(training(20, 20))
     progress.hear(training(4, 4))

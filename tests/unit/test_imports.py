@@ -62,7 +62,11 @@ ALLOWED: dict[str, set[str]] = {
     | ROLES
     | AROUND
     | {"api", "config", "checkpoint", "distributed", "records", "report", "results", "resume", "web"},
-    "launch": LOWER | EDGES | WIRE | AROUND | {"config", "checkpoint", "records", "report", "results", "resume", "web"},
+    "launcher": LOWER
+    | EDGES
+    | WIRE
+    | AROUND
+    | {"config", "checkpoint", "records", "report", "results", "resume", "web"},
     "ray": LOWER | AROUND | {"config", "transport", "v1"},
     "doctor": LOWER | EDGES | WIRE | AROUND | {"config"},
     "render": {"config", "errors"},
@@ -74,7 +78,19 @@ ALLOWED: dict[str, set[str]] = {
     | WIRE
     | ROLES
     | AROUND
-    | {"config", "checkpoint", "doctor", "launch", "render", "report", "results", "resume", "roles", "simulate", "web"},
+    | {
+        "config",
+        "checkpoint",
+        "doctor",
+        "launcher",
+        "render",
+        "report",
+        "results",
+        "resume",
+        "roles",
+        "simulate",
+        "web",
+    },
     "__main__": {"cli"},
 }
 # From the standard library, what the core must not touch: time, chance, surroundings, input and output.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paramserver.launch.input import Input
+from paramserver.launcher.input import Input
 from paramserver.processes.environment import ENV_TERMINAL
 
 Standing = Callable[[int], None]

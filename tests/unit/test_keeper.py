@@ -12,8 +12,8 @@ import pytest
 
 from paramserver import errors
 from paramserver.config import load_settings
-from paramserver.launch.keeper import Keeper, Part, keep, server_parts, worker_parts
-from paramserver.launch.seats import ChildFailedError, Seats
+from paramserver.launcher.keeper import Keeper, Part, keep, server_parts, worker_parts
+from paramserver.launcher.seats import ChildFailedError, Seats
 from paramserver.processes.environment import JOB_FAILED_CODE
 from paramserver.processes.process import Child
 from paramserver.processes.restarts import Restarts

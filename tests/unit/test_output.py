@@ -15,7 +15,7 @@ import pytest
 
 from paramserver import logs
 from paramserver.cli.common import guard
-from paramserver.launch.display import PlainDisplay
+from paramserver.launcher.display import PlainDisplay
 from paramserver.processes.lines import Lines, NamedLines
 from paramserver.processes.process import Child
 

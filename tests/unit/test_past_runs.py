@@ -14,7 +14,7 @@ from paramserver.cli.look.dashboard import dashboard
 from paramserver.cli.target import Where
 from paramserver.config import load_settings
 from paramserver.errors import UnavailableError
-from paramserver.launch.reporting import Reporting
+from paramserver.launcher.reporting import Reporting
 from paramserver.machine import past
 from paramserver.machine.past import PastRun, keep_run, past_runs
 from paramserver.machine.runtime import ENV_RUNTIME_DIR

@@ -6,7 +6,7 @@ import pytest
 
 from paramserver.config import load_settings
 from paramserver.errors import ConfigError
-from paramserver.launch.ranks import refuse_with_ddp
+from paramserver.launcher.ranks import refuse_with_ddp
 
 
 def test_settings_of_models_on_servers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

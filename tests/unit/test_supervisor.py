@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from paramserver import errors
-from paramserver.launch.poll import Poll
-from paramserver.launch.seats import ChildFailedError
-from paramserver.launch.spawn import Spawner
-from paramserver.launch.supervisor import Supervisor
+from paramserver.launcher.poll import Poll
+from paramserver.launcher.seats import ChildFailedError
+from paramserver.launcher.spawn import Spawner
+from paramserver.launcher.supervisor import Supervisor
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.process import Child
 from paramserver.processes.restarts import Restarts

@@ -106,7 +106,7 @@ def test_a_sparkline_of_all_heights() -> None:
 def test_a_screen_from_the_wait_for_a_job_to_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [0.0]
     now = SimpleNamespace(monotonic=lambda: seconds[0])
-    monkeypatch.setattr("paramserver.launch.progress.time", now)
+    monkeypatch.setattr("paramserver.launcher.progress.time", now)
     screen = Screen()
     screen.unheard("no job runs on this machine", "12:00:00")
     assert "waiting for a job (since 12:00:00): no job runs on this machine" in shown(screen)
@@ -135,7 +135,7 @@ def test_a_screen_from_the_wait_for_a_job_to_the_next_job(monkeypatch: pytest.Mo
 
 def test_what_holds_a_job_up_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [0.0]
-    monkeypatch.setattr("paramserver.launch.progress.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr("paramserver.launcher.progress.time", SimpleNamespace(monotonic=lambda: seconds[0]))
     screen, status = Screen(), training()
     status.processes[0].waiting_for = "step 3: all slices (worker-1)"
     screen.heard(status, "12:00:00")

@@ -14,7 +14,7 @@ from paramserver.cli.look.facts import describe, render
 from paramserver.core.job.status import WELL
 from paramserver.core.records.digits import value_text
 from paramserver.core.records.sparkline import sparkline
-from paramserver.launch.progress import Left, Progress, Rates, Waiting, metric_mean, shown_metric, time_text
+from paramserver.launcher.progress import Left, Progress, Rates, Waiting, metric_mean, shown_metric, time_text
 
 if TYPE_CHECKING:
     from paramserver.v1.coordinator_pb2 import StatusResponse

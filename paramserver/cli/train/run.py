@@ -141,7 +141,7 @@ def run(
             f"web.metrics is {settings.web.metrics}, but each process of a run needs a port of its own: say port 0, as "
             "in 127.0.0.1:0"
         )
-    from paramserver.launch.launcher import launch
+    from paramserver.launcher.launcher import launch
 
     return launch(settings, path, list(settings.run.args), fresh)
 

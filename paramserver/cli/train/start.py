@@ -198,7 +198,7 @@ def server(
     overrides = merge_overrides(flags, parse_assignments(set_ or []))
     settings = _with_coordinator(load_settings(config, overrides))
     if not is_part() and (restart or settings.cluster.servers_per_host > 1):
-        from paramserver.launch.keeper import keep, server_parts
+        from paramserver.launcher.keeper import keep, server_parts
 
         return keep(settings, server_parts(settings), restart)
     from paramserver.roles.start import start_server
@@ -268,7 +268,7 @@ def worker(
     path = script_path(settings)
     args = list(settings.run.args)
     if restart or with_server:
-        from paramserver.launch.keeper import keep, worker_parts
+        from paramserver.launcher.keeper import keep, worker_parts
 
         return keep(settings, worker_parts(settings, path, args, with_server), restart)
     from paramserver.roles.start import start_worker

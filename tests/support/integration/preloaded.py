@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paramserver.config import ENV_PREFIX
-from paramserver.launch.spawn import ROLES
+from paramserver.launcher.spawn import ROLES
 from paramserver.preload.starter import Preloading
 from paramserver.preload.title import ROOM
 from paramserver.processes.lines import NamedLines, OnceHeard, Output

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Protocol
 
-from paramserver.launch.progress import Rates, Waiting, metric_text, version_of
+from paramserver.launcher.progress import Rates, Waiting, metric_text, version_of
 from paramserver.logs import miss
 from paramserver.processes.lines import NamedLines, Output
 from paramserver.results.verdict import mode_text
@@ -80,6 +80,6 @@ def make_display(interval_s: float, json: bool = False) -> Display:
     """A live view if standard output is a terminal, else plain lines. ``json``: processes write JSON."""
     if not sys.stdout.isatty():
         return PlainDisplay(interval_s, json)
-    from paramserver.launch.live import LiveDisplay
+    from paramserver.launcher.live import LiveDisplay
 
     return LiveDisplay()

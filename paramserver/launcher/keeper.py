@@ -18,9 +18,9 @@ import structlog
 
 from paramserver import errors
 from paramserver.config import Settings, env_name, split_addresses
-from paramserver.launch.input import Input
-from paramserver.launch.poll import Poll
-from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how
+from paramserver.launcher.input import Input
+from paramserver.launcher.poll import Poll
+from paramserver.launcher.seats import HOPELESS, ChildFailedError, Seat, Seats, how
 from paramserver.logs import configure
 from paramserver.machine.hosts import split
 from paramserver.pki.security import load_security

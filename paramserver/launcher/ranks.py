@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from paramserver import errors
 from paramserver.config import Settings
-from paramserver.launch.seats import ChildFailedError, Seat, Seats, how
-from paramserver.launch.spawn import Spawner
+from paramserver.launcher.seats import ChildFailedError, Seat, Seats, how
+from paramserver.launcher.spawn import Spawner
 from paramserver.processes.process import stop_all
 
 # One name for all ranks among those that are started again.

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paramserver import errors
-from paramserver.launch.poll import POLL_S
+from paramserver.launcher.poll import POLL_S
 from paramserver.processes.process import Child
 from paramserver.processes.restarts import Restarts, cool_down_s
 from paramserver.processes.silence import Silence

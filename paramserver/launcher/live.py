@@ -13,7 +13,7 @@ from rich.text import Text
 
 from paramserver.core.job.status import WELL, State
 from paramserver.core.records.digits import value_text
-from paramserver.launch.progress import Left, Progress, Rates, metric_text, shown_metric, time_text
+from paramserver.launcher.progress import Left, Progress, Rates, metric_text, shown_metric, time_text
 from paramserver.processes.lines import Output, harmless
 from paramserver.processes.rows import Rows
 from paramserver.results.verdict import mode_text

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 from paramserver import errors
-from paramserver.launch.poll import Poll
-from paramserver.launch.ranks import Ranks
-from paramserver.launch.seats import HOPELESS, ChildFailedError, Seat, Seats, how, server_pids
-from paramserver.launch.spawn import START_TIMEOUT_S, Spawner
+from paramserver.launcher.poll import Poll
+from paramserver.launcher.ranks import Ranks
+from paramserver.launcher.seats import HOPELESS, ChildFailedError, Seat, Seats, how, server_pids
+from paramserver.launcher.spawn import START_TIMEOUT_S, Spawner
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.processes.restarts import Restarts
 from paramserver.processes.silence import Lingering, Silence

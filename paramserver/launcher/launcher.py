@@ -19,14 +19,14 @@ from pydantic import SecretStr
 from paramserver import errors
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import Settings, hide_password
-from paramserver.launch.display import Display, make_display
-from paramserver.launch.input import Input
-from paramserver.launch.poll import POLL_S, Poll
-from paramserver.launch.progress import where_it_stands
-from paramserver.launch.ranks import refuse_with_ddp
-from paramserver.launch.reporting import Reporting
-from paramserver.launch.spawn import Spawner, preload
-from paramserver.launch.supervisor import Supervisor
+from paramserver.launcher.display import Display, make_display
+from paramserver.launcher.input import Input
+from paramserver.launcher.poll import POLL_S, Poll
+from paramserver.launcher.progress import where_it_stands
+from paramserver.launcher.ranks import refuse_with_ddp
+from paramserver.launcher.reporting import Reporting
+from paramserver.launcher.spawn import Spawner, preload
+from paramserver.launcher.supervisor import Supervisor
 from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.runtime import temporary_directory

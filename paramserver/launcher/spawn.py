@@ -16,8 +16,8 @@ from pathlib import Path
 from paramserver import errors
 from paramserver.checkpoint.owner import Holding
 from paramserver.config import ENV_PREFIX, Settings, env_name
-from paramserver.launch.input import Input
-from paramserver.launch.seats import ChildFailedError
+from paramserver.launcher.input import Input
+from paramserver.launcher.seats import ChildFailedError
 from paramserver.preload.starter import Preloading
 from paramserver.preload.title import ROOM
 from paramserver.processes import environment as env
