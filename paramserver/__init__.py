@@ -15,10 +15,11 @@ from paramserver import errors
 
 if TYPE_CHECKING:
     from paramserver.api import Client, init, server_optimizer
+    from paramserver.notebook import launch
     from paramserver.worker.context import Context
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Context", "__version__", "errors", "init", "server_optimizer"]
+__all__ = ["Client", "Context", "__version__", "errors", "init", "launch", "server_optimizer"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,6 +35,10 @@ def __getattr__(name: str) -> Any:
         from paramserver.worker.context import Context
 
         return Context
+    if name == "launch":
+        from paramserver.notebook import launch
+
+        return launch
     if name == "server_optimizer":
         from paramserver.api import server_optimizer
 

@@ -313,6 +313,11 @@ async def _beat(engine: Engine) -> None:
         await asyncio.sleep(_BEAT_S)
 
 
+def is_main_here(rank: str) -> bool:
+    """Whether this process is the main worker; ``rank``: that of a worker which has no context."""
+    return any(context.is_main for context in _contexts) if _contexts else rank == "0"
+
+
 def abandon_all(failure: str) -> None:
     """Leave all jobs at once; other workers get the open slices. ``failure``: why the script failed, else empty."""
     _contexts.clear()  # nothing is left to be closed at the end of Python

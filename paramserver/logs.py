@@ -28,7 +28,7 @@ class _Process:
     """The facts about this process that stand in each of its lines. A name may have been given by a launcher."""
 
     role = name = ""
-    launched = False
+    launched = configured = False
     step: Callable[[], int | None] | None = None
     json = False
     # A line of `say` is lost.
@@ -43,6 +43,7 @@ def configure(level: str, form: str = "text", role: str = "", launched: bool = F
     """
     if structlog.is_configured():
         return
+    _Process.configured = True
     _Process.json = form == "json" or (form == "auto" and in_container() and not sys.stderr.isatty())
     _Process.role, _Process.launched = role, launched
     _Process.name, _Process.step = role if role == "coordinator" else "", None
@@ -69,6 +70,13 @@ def configure(level: str, form: str = "text", role: str = "", launched: bool = F
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Patient(sys.stderr))),
         cache_logger_on_first_use=False,
     )
+
+
+def begin_anew() -> None:
+    """In a forked process: let :func:`configure` set up a log of its own, if it has set up that of the parent."""
+    if _Process.configured:
+        structlog.reset_defaults()
+        _Process.configured = False
 
 
 class _Patient:

@@ -77,7 +77,8 @@ def server_parts(settings: Settings) -> list[Part]:
 
 def worker_parts(settings: Settings, script: Path, args: Sequence[str], with_server: bool) -> list[Part]:
     """The worker of `start worker`, and the server beside it."""
-    worker = Part("worker", ("worker", "--", str(script), *args))
+    module = ("-m",) if settings.run.module else ()
+    worker = Part("worker", ("worker", *module, "--", str(script), *args))
     if not with_server:
         return [worker]
     own = {**_ports_of_its_own(settings), env_name("cluster.beside_worker"): "true"}

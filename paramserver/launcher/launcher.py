@@ -8,8 +8,9 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +26,7 @@ from paramserver.launcher.poll import POLL_S, Poll
 from paramserver.launcher.progress import where_it_stands
 from paramserver.launcher.ranks import refuse_with_ddp
 from paramserver.launcher.reporting import Reporting
-from paramserver.launcher.spawn import Spawner, preload
+from paramserver.launcher.spawn import ROLES, Spawner, preload
 from paramserver.launcher.supervisor import Supervisor
 from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
@@ -33,14 +34,14 @@ from paramserver.machine.runtime import temporary_directory
 from paramserver.machine.torchrun import refuse_each_alone
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.pki.security import load_security
-from paramserver.preload.starter import Preloading
+from paramserver.preload.starter import Handed, Preloading
 from paramserver.processes.alive import process_birth
 from paramserver.processes.ends import hand_on, listen
 from paramserver.processes.lines import Output, Outputs
 from paramserver.processes.logfiles import Logs
-from paramserver.processes.process import Guard, stop_all
+from paramserver.processes.process import Child, Guard, stop_all
 from paramserver.processes.restarts import Restarts
-from paramserver.processes.starting import Executing
+from paramserver.processes.starting import Executing, Starter
 from paramserver.records.opening import check_records
 from paramserver.report.writing import check_report
 from paramserver.results.gather import MovedError, gather
@@ -69,10 +70,19 @@ _REPORT_S = 5.0
 _REPORT_HURRY_S = 0.5
 
 
-def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool = False) -> int:
+def launch(
+    settings: Settings,
+    script: Path,
+    script_args: list[str],
+    fresh: bool = False,
+    function: socket.socket | None = None,
+    keep: Callable[[Mapping[str, Any]], None] = lambda summary: None,
+) -> int:
     """Run the script on a cluster on this machine; returns the exit code of the command.
 
     ``fresh``: begin anew, whatever the store and the directory of the checkpoints hold; checkpoints are set aside.
+    ``function``: in place of a script, a socket to the process of which workers are forked (`roles.launched`).
+    ``keep`` is given the summary of a job that has come to its end.
 
     The code is 0 when all workers have ended well and every promise is kept, 1 if a promise is broken, the code of the
     first worker that failed, 130 or 143 after a signal.
@@ -84,13 +94,21 @@ def launch(settings: Settings, script: Path, script_args: list[str], fresh: bool
     check_records(settings.run)
     if settings.run.report:
         check_report(Path(settings.run.report))
-    return asyncio.run(Launcher(settings, script, script_args, fresh).run())
+    return asyncio.run(Launcher(settings, script, script_args, fresh, function, keep).run())
 
 
 class Launcher:
     """One run. Owns the job's directory, its store, and all its processes."""
 
-    def __init__(self, settings: Settings, script: Path, script_args: list[str], fresh: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        script: Path,
+        script_args: list[str],
+        fresh: bool = False,
+        function: socket.socket | None = None,
+        keep: Callable[[Mapping[str, Any]], None] = lambda summary: None,
+    ) -> None:
         host = settings.cluster.coordinator.rpartition(":")[0].strip("[]")
         if host and not is_loopback(host):
             raise errors.ConfigError(
@@ -109,6 +127,7 @@ class Launcher:
         job = settings.cluster.job or f"{_job_stem(script)}-{secrets.token_hex(3)}"
         self._settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": job})})
         self._script, self._script_args = script, script_args
+        self._function, self._keep_summary = function, keep
         self._job = job
         self._fresh = fresh
         self._keeping: asyncio.Task[None] | None = None
@@ -222,7 +241,9 @@ class Launcher:
         deadline = time.monotonic() + _LAST_S
         while (status := await self._poll.ask()) is not None and status.closing and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)  # the last version is being saved
-        self._display.line("", where_it_stands(status or self._heard_last, self._wanted_checkpoints))
+        self._display.line(
+            "", where_it_stands(status or self._heard_last, self._wanted_checkpoints, self._function is not None)
+        )
 
     async def _train(self) -> int:
         supervisor = await self._start()
@@ -287,7 +308,7 @@ class Launcher:
             (store, name),
             self._token,
             holding,
-            self._preloading or Executing(),
+            self._starter(),
             Input(lambda line: loop.call_soon_threadsafe(self._say, line)),
             self._fresh,
         )
@@ -320,6 +341,14 @@ class Launcher:
         )
         return supervisor
 
+    def _starter(self) -> Starter:
+        """How processes are made."""
+        others = self._preloading or Executing()
+        if self._function is None:
+            return others
+        assert self._guard is not None
+        return Handed([*ROLES, "worker"], self._function, Child("function", self._guard, None), others)
+
     def _say(self, line: str) -> None:
         self._said = line
         self._display.line("", line)
@@ -351,6 +380,7 @@ class Launcher:
                     return BROKEN if broken else 0
                 summary = await self._gather(status, channel, supervisor.restarts.total)
             code = exit_code(summary)
+            self._keep_summary(summary)
             *lines, last = closing_lines(status, summary)
             try:
                 lines.append(await self._report.finished(summary, code, channel))

@@ -67,8 +67,10 @@ def version_of(status: coordinator_pb2.StatusResponse) -> int:
     return max((p.version for p in status.processes), default=0)
 
 
-def where_it_stands(status: coordinator_pb2.StatusResponse, place: str) -> str:
+def where_it_stands(status: coordinator_pb2.StatusResponse, place: str, function: bool = False) -> str:
     """What is left of a run that is interrupted, and how to go on. ``place``: of its checkpoints, or empty.
+
+    ``function``: the workers call a function, and run no script.
 
     >>> where_it_stands(coordinator_pb2.StatusResponse(checkpoint="step-00000004-t1"), "ckpt")
     'interrupted at version 0; checkpoint step-00000004-t1 is saved; go on with: paramserver run --resume ckpt'
@@ -76,6 +78,8 @@ def where_it_stands(status: coordinator_pb2.StatusResponse, place: str) -> str:
     version = version_of(status)
     if place and status.checkpoint:
         go_on = shlex.join(["paramserver", "run", "--resume", place])
+        if function:
+            go_on = f"paramserver.launch(..., checkpoint__resume={place!r})"
         return f"interrupted at version {version}; checkpoint {status.checkpoint} is saved; go on with: {go_on}"
     why = f"no checkpoint is known in {place}" if place else "the run has no --checkpoint-dir"
     return f"interrupted at version {version}; {why}, so only what the script itself has saved is left"

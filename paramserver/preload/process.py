@@ -24,15 +24,18 @@ class NotForkedError(Exception):
 
 
 class Preloaded:
-    """One preloaded process. ``child``: not started yet."""
+    """One preloaded process. ``child``: not started yet. ``control``: of a process that somebody else has started."""
 
-    def __init__(self, child: Child, adopter: Adopter) -> None:
+    def __init__(self, child: Child, adopter: Adopter, control: socket.socket | None = None) -> None:
         self.child = child
         self._adopter = adopter
-        self._control: socket.socket | None = None
+        self._control = control
         # What the process has said after its imports: "ready", or why it must not be forked. "" until then.
-        self._word = ""
+        self._word = "" if control is None else READY.decode()
         self._said = asyncio.Event()
+        if control is not None:
+            control.setblocking(False)
+            self._said.set()
 
     @property
     def ready(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class Preloading:
         self._own = own
         self._say = say
         self._plain = Executing()
-        self._adopter = Adopter()
+        self.adopter = Adopter()
         self._places: dict[frozenset[tuple[str, str]], _Place] = {}
 
     async def prepare(self, environment: Mapping[str, str]) -> None:
@@ -79,7 +80,7 @@ class Preloading:
         return None if command.light and not place.process.ready else place.process
 
     async def _fill(self, place: _Place) -> None:
-        process = Preloaded(self._child(), self._adopter)
+        process = Preloaded(self._child(), self.adopter)
         try:
             await process.start(self._loader, place.environment)
         except OSError as error:
@@ -115,3 +116,27 @@ class Preloading:
         for place in self._places.values():
             if place.process is not None:
                 await place.process.close()
+
+
+class Handed:
+    """A starter for one program, which is forked of a process that somebody has handed over; ``other`` starts the rest.
+
+    ``begins``: how the command line of the program begins. ``control``: the socket of the process that is forked.
+    """
+
+    def __init__(
+        self, begins: Sequence[str], control: socket.socket, child: Child, other: Preloading | Executing
+    ) -> None:
+        self._begins = list(begins)
+        self._other = other
+        adopter = other.adopter if isinstance(other, Preloading) else Adopter()
+        self._process = Preloaded(child, adopter, control)
+
+    async def start(self, command: Command) -> Started:
+        """Start a process. Raises OSError."""
+        if list(command.argv[: len(self._begins)]) != self._begins:
+            return await self._other.start(command)
+        try:
+            return await self._process.fork(command)
+        except NotForkedError as error:
+            raise ChildProcessError(f"no worker can be forked: {error}") from error

@@ -14,9 +14,9 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from paramserver import errors, logs
 from paramserver.config import Settings, load_settings
@@ -50,7 +50,7 @@ def main() -> None:
     logs.configure(settings.log.level, form, role, launched=True)
     arm_if_told(role if role == "coordinator" else f"{role}-{os.environ.get(env.ENV_INDEX, '0')}")
     if role == "worker":
-        run_worker(rest)
+        run_worker(Script(rest))
         return
     try:
         sys.exit(asyncio.run(run_coordinator(settings) if role == "coordinator" else run_server(settings)))
@@ -137,13 +137,33 @@ def _say_ready(addresses: str) -> None:
             pipe.write(addresses + "\n")
 
 
-def run_worker(words: Sequence[str], at_end: Callable[[int], None] = lambda code: None) -> None:
-    """Run a training script (`Script`) as plain Python would, with errors told as its user expects them.
+def work(program: Program, apart: Collection[object]) -> None:
+    """Be a worker that runs this program, in a process that was forked for this."""
+    settings = load_settings()
+    logs.configure(settings.log.level, "json" if settings.log.format == "json" else "text", "worker", launched=True)
+    arm_if_told(f"worker-{os.environ.get(env.ENV_INDEX, '0')}")
+    run_worker(program, apart=apart)
+
+
+class Program(Protocol):
+    """What a worker runs. ``file`` has its code."""
+
+    @property
+    def file(self) -> str: ...
+
+    def run(self) -> None:
+        """Run it to its end."""
+
+
+def run_worker(
+    program: Program, at_end: Callable[[int], None] = lambda code: None, apart: Collection[object] = ()
+) -> None:
+    """Run a training script as plain Python would, with errors told as its user expects them.
 
     On SIGTERM the worker gives back what it has not handed in, and leaves (exit code 143). With another exit code than
-    0 this process ends here, as Python ends a script; ``at_end`` is called with the code before.
+    0 this process ends here, as Python ends a script; ``at_end`` is called with the code before. ``apart``: files that
+    are not this process's own.
     """
-    script = Script(words)
     code, failure = 0, ""
     signal.signal(signal.SIGTERM, _leave_on_signal)
     if env.ENV_INDEX in os.environ:  # the launcher hands Ctrl-C on, also if it was started with SIGINT ignored
@@ -154,7 +174,7 @@ def run_worker(words: Sequence[str], at_end: Callable[[int], None] = lambda code
     try:
         if env.ENV_RANKS in os.environ:
             become_rank()
-        script.run()
+        program.run()
     except SystemExit as leave:
         code = _exit_code(leave)
         failure = f"exit code {code}" if code not in (0, TERMINATED) else ""
@@ -162,12 +182,12 @@ def run_worker(words: Sequence[str], at_end: Callable[[int], None] = lambda code
         logs.complain(f"paramserver: {error}")
         code = _ENDED
     except errors.ParamServerError as error:
-        logs.complain(f"paramserver: error: {error}{_where(error.__traceback__, script.file)}")
+        logs.complain(f"paramserver: error: {error}{_where(error.__traceback__, program.file)}")
         code, failure = error.exit_code, str(error)
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:  # the top of the process: shown in full, from the script on
-        logs.show_exception(error, _from_script(error.__traceback__, script.file))
+        logs.show_exception(error, _from_script(error.__traceback__, program.file))
         if env.ENV_RANKS not in os.environ and asks_for_ranks(error):
             logs.complain(_SAY_DDP)
         code, failure = 1, f"{type(error).__name__}: {error}"
@@ -180,7 +200,7 @@ def run_worker(words: Sequence[str], at_end: Callable[[int], None] = lambda code
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _abandon(failure)
         at_end(0 if code == _ENDED else code)
-        end_as_python(0 if code == _ENDED else code)
+        end_as_python(0 if code == _ENDED else code, apart)
 
 
 class _NoInput(io.TextIOBase):

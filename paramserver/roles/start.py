@@ -286,6 +286,7 @@ def start_worker(settings: Settings, script: Path, args: list[str]) -> int:
     arm_if_told("worker-?")  # the number comes with the membership
     from paramserver import api as entry
     from paramserver.roles import child as roles
+    from paramserver.roles.scripts import Script
 
     with _present("worker", settings, "") as presence:
         os.environ.update(settings.given_as_environment())
@@ -297,7 +298,7 @@ def start_worker(settings: Settings, script: Path, args: list[str]) -> int:
 
         entry.on_beat(tell)
         module = ["-m"] if settings.run.module else []
-        roles.run_worker([*module, str(script), *args], lambda code: presence.close())
+        roles.run_worker(Script([*module, str(script), *args]), lambda code: presence.close())
         return 0
 
 

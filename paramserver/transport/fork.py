@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _kept: weakref.WeakSet[object] = weakref.WeakSet()
 _guarded = False
 _forked = False
+_used = False
 
 
 def guard() -> None:
@@ -49,7 +50,14 @@ def guard() -> None:
 
 def keep(thing: object) -> None:
     """Never destroy this in a forked child, nor what it refers to."""
+    global _used
+    _used = True
     _kept.add(thing)
+
+
+def used() -> bool:
+    """Whether this process has had connections. Those may be gone, but gRPC has its threads still."""
+    return _used
 
 
 def check() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import doctest
 import inspect
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paramserver as ps
 from paramserver.checkpoint.place import Place
+from paramserver.notebook import Launched
 from paramserver.worker.gradients.hooks import PushBucket
 from tests.support.public import PUBLIC
 from tests.support.unit.checkpoints import save
@@ -39,6 +42,13 @@ def objects(kind: str) -> dict[str, Any]:
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     loader: Any = DataLoader(TensorDataset(torch.ones(32, 4), torch.ones(32, 1)), 8)
     found: dict[str, Any] = {"ps": ps, "np": np, "torch": torch, "F": F, "time": time, "test_loader": loader}
+    if kind in ("launch", "Launched"):
+        # Processes of its own: tests/integration/test_launch.py.
+        def launch(function: Callable[..., Any], args: tuple[Any, ...], workers: int) -> Launched:
+            return Launched(function(*args), {"epochs": args[0]})
+
+        here = SimpleNamespace(init=ps.init, launch=launch)
+        return found | {"ps": here, "Launched": Launched, "DataLoader": DataLoader, "TensorDataset": TensorDataset}
     if kind == "Client":
         return found | {"client": ps.Client()}
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "at.pt")

@@ -232,7 +232,7 @@ def test_a_process_that_must_not_be_forked_says_why(tmp_path: Path, surrounding:
 def test_what_is_preloaded_starts_no_thread_and_touches_no_gpu() -> None:
     code = (
         "from paramserver.roles import preloaded\nfrom paramserver.preload.forking import obstacle, threads\n"
-        "preloaded._load('any.py')\nimport torch\n"
+        "preloaded._load()\nimport torch\n"
         "assert not obstacle(), obstacle()\nassert threads() == 1\nassert not torch.cuda.is_initialized()"
     )
     # With more than one thread, OpenBLAS starts some when NumPy is imported.

@@ -72,7 +72,8 @@ ALLOWED: dict[str, set[str]] = {
     "render": {"config", "errors"},
     # Calibration alone needs more than the core: it measures transport and arithmetic, and a script of its own.
     "simulate": LOWER | {"__init__", "config", "tensors", "transport", "v1"},
-    "__init__": {"api", "errors", "worker"},
+    "notebook": {"config", "errors", "processes", "roles", "worker"},
+    "__init__": {"api", "errors", "notebook", "worker"},
     "cli": LOWER
     | EDGES
     | WIRE
