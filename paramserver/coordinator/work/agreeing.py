@@ -75,7 +75,7 @@ class Agreeing:
     @property
     def first_epoch(self) -> int:
         """The number that the job's first epoch has for its script."""
-        return int(self._values.get((FIRST_EPOCH, 1, 1), 0.0))
+        return int(self._values.get((FIRST_EPOCH, 1, 1), (0.0, 0))[0])
 
     def write(self, record: coordinator_pb2.JobRecord) -> None:
         """Write all numbers into the record."""
