@@ -239,9 +239,7 @@ def test_a_circle_is_seen() -> None:
 
 
 @pytest.mark.parametrize("package", sorted({path.parent for path in sources()}), ids=lambda path: path.name)
-def test_a_package_is_a_room_of_a_dozen_files_that_says_what_it_holds(package: Path) -> None:
-    files = [path.name for path in package.glob("*.py") if path.name != "__init__.py"]
-    assert len(files) <= 12, f"{package.name} holds {len(files)} files: {sorted(files)}"
+def test_a_package_says_what_it_holds(package: Path) -> None:
     assert ast.get_docstring(ast.parse((package / "__init__.py").read_text())), (
         f"{package.name} does not say what it is for"
     )

@@ -53,9 +53,3 @@ def test_helpers_lie_in_support() -> None:
 )
 def test_a_wrong_import_is_seen(code: str) -> None:
     assert wrong(code)
-
-
-def test_the_folders_of_helpers_are_small() -> None:
-    folders = [path for path in SUPPORT.rglob("*") if path.is_dir() and path.name != "__pycache__"]
-    assert folders
-    assert {path.name: len(files) for path in folders if len(files := list(path.glob("*.py"))) > 12} == {}
