@@ -26,6 +26,7 @@ from paramserver.checkpoint.storage.disk import DiskWriter
 from paramserver.checkpoint.storage.folder import Bytes, Closing, write_whole
 from paramserver.checkpoint.tensorfile import TensorFile
 from paramserver.core.layout.hypers import Hypers, rule_of
+from paramserver.core.layout.naming import plain_name
 from paramserver.errors import CheckpointError, ConfigError
 from paramserver.tensors.dtypes import SIZES, buffer_of, in_model_type, tensor_from, torch_dtype
 from paramserver.tensors.hypers import optimizers_of
@@ -166,7 +167,7 @@ def _described(
     ordered = [spec for specs, _ in groups for spec in specs]
     states = {number: saved.state(spec) for number, spec in enumerate(ordered)}
     described["state"] = {number: state for number, state in states.items() if state}
-    return described, [spec.name for spec in ordered]
+    return described, [plain_name(spec.name) for spec in ordered]
 
 
 def _torch_class(name: str) -> Any:
@@ -228,7 +229,7 @@ def _to_hf(saved: Saved, out: Path) -> list[Path]:
     shards: list[list[tuple[types_pb2.TensorSpec, Entry]]] = [[]]
     filled = total = 0
     for spec in saved.specs():
-        entry = Entry(spec.name, spec.dtype, tuple(spec.shape))
+        entry = Entry(plain_name(spec.name), spec.dtype, tuple(spec.shape))
         if shards[-1] and filled + entry.nbytes > SHARD_BYTES:
             shards.append([])
             filled = 0
@@ -279,7 +280,7 @@ def _write(path: Path, content: Iterable[Bytes]) -> None:
 
 
 def _all_names(spec: types_pb2.TensorSpec) -> tuple[str, ...]:
-    return (spec.name, *spec.aliases)
+    return tuple(map(plain_name, (spec.name, *spec.aliases)))
 
 
 def _flat(file: TensorFile, entry: Entry) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paramserver import errors
+from paramserver.core.layout.naming import plain_name
 from paramserver.core.layout.plan import Kind, Layout
 from paramserver.core.versions.events import Latest
 from paramserver.tensors.codec import split_frame
@@ -85,7 +86,7 @@ class Result:
             flat = torch.frombuffer(bytearray(data), dtype=master) if data else torch.empty(0, dtype=master)
             values = in_model_type(flat, torch_dtype(spec.dtype)).view(spec.shape)
             for name in (spec.name, *spec.aliases):
-                state[name] = values.clone()
+                state[plain_name(name)] = values.clone()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_file(state, path, metadata={"format": "pt", "version": str(self.version)})

@@ -286,7 +286,8 @@ class Context(Together):
     def state_dict(self) -> dict[str, Any]:
         """Weights and buffers (``"model"``) and the optimizer's state (``"optimizer"``), as plain torch has them.
 
-        With several optimizers ``"optimizer"`` is a list of their states, in the order of :meth:`prepare`.
+        The names of a compiled model are those of the model inside (without ``_orig_mod.``). With several optimizers
+        ``"optimizer"`` is a list of their states, in the order of :meth:`prepare`.
 
         Copies in main memory, of the version of the weights at hand, read from the servers: the same on all workers at
         the same version, whatever this worker has computed since. Any worker may call it alone, at any time. In

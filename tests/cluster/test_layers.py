@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
 from paramserver import errors
+from paramserver.checkpoint.catalog import newest
+from paramserver.checkpoint.export import export
+from paramserver.checkpoint.place import Place
 from paramserver.core.layout.plan import Kind
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import Cluster, Outcome, train, until
 from tests.support.cluster.programs import Aligned, Program, adamw, dataset
 from tests.support.cluster.reference import slice_by_slice, slices_of_steps
+from tests.support.failover.rollback import Rig
 from tests.support.layers import Adapted, Branching, Checkpointed, Pictures, adapters
 
 SAMPLES, BATCH, SLICES, EPOCHS = 48, 8, 2, 3
@@ -105,6 +111,39 @@ def test_a_compiled_model() -> None:
     assert captured
     for name, _ in Aligned().named_parameters():
         assert torch.equal(outcome.tensor(f"_orig_mod.{name}"), plain.tensor(name)), name
+
+
+def test_results_of_a_compiled_model_have_the_names_of_the_model_inside(tmp_path: Path) -> None:
+    plain = Aligned().state_dict()
+
+    def script(ctx: Context) -> None:
+        model: Any = Aligned()
+        compiled: Any = torch.compile(model, backend="eager")
+        loader: Any = DataLoader(dataset(SAMPLES), batch_size=BATCH)
+        compiled, optimizer, loader = ctx.prepare(compiled, adamw(model.parameters()), loader)
+        ctx.load(ctx.state_dict())
+        ctx.load(model=compiled.state_dict())
+        ctx.load(model=model.state_dict())
+        found = ctx.state_dict()["model"]
+        assert found.keys() == plain.keys()
+        assert all(torch.equal(found[name], value) for name, value in plain.items())
+        for _ in ctx.epochs(1):
+            for x, y in loader:
+                F.cross_entropy(compiled(x), y).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with Rig(tmp_path, 1) as rig:
+        rig.begin(script)
+        rig.finish()
+    place = Place(str(tmp_path / "ckpt"))
+    manifest = newest(place)
+    assert manifest is not None
+    for kind, name in (("torch", "out.pt"), ("safetensors", "out.safetensors")):
+        export(place, manifest, kind, tmp_path / name)
+    exported = torch.load(tmp_path / "out.pt")
+    assert exported["model"].keys() == load_file(tmp_path / "out.safetensors").keys() == plain.keys()
+    assert set(exported["optimizer_names"]) == plain.keys()
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same base", "another base"])

@@ -1,4 +1,4 @@
-"""Messages about an unknown name: which names there are, even if there are thousands."""
+"""Names of tensors in results, and messages about unknown names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from collections.abc import Collection
 _LISTED = 5
 # So many candidates are compared in full.
 _COMPARED = 2000
+
+# torch.compile puts a model into another module, under this name.
+_COMPILED = "_orig_mod."
+
+
+def plain_name(name: str) -> str:
+    """The name of a tensor in the model that the script wrote, if it or a part of it has been compiled.
+
+    >>> plain_name("body._orig_mod.fc.weight")
+    'body.fc.weight'
+    """
+    return name.replace(_COMPILED, "")
 
 
 def instead_of(name: str, names: Collection[str]) -> str:

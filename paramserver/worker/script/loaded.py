@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from paramserver import errors
+from paramserver.core.layout.naming import plain_name
 from paramserver.core.layout.plan import Kind
 from paramserver.core.work.passes import Passes
 from paramserver.tensors.dtypes import buffer_of, in_model_type, real_of
@@ -97,10 +98,12 @@ def parts_of(
 def read_weights(binding: ModelBinding, model: nn.Module, space: FlatSpace) -> dict[str, Any]:
     """The model's state dict with the weights and buffers in ``space``, which the caller gives away.
 
+    The names of a compiled model are those of the model inside.
+
     Entries that servers do not have (extra state of modules) are the model's own.
     """
     places = {id(tensor): index for index, tensor in binding.tensors()}
-    found: dict[str, Any] = model.state_dict(keep_vars=True)
+    found: dict[str, Any] = {plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
     for name, value in found.items():
         if not isinstance(value, torch.Tensor):
             continue
@@ -121,7 +124,8 @@ def put_weights(binding: ModelBinding, model: nn.Module, given: Mapping[str, Any
     if not isinstance(given, Mapping):
         raise errors.ModelError(f"ctx.load takes the model's state_dict(), not {type(given).__name__}")
     places = {id(tensor): index for index, tensor in binding.tensors()}
-    wanted = model.state_dict(keep_vars=True)
+    wanted = {plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
+    given = {plain_name(name) if isinstance(name, str) else name: value for name, value in given.items()}
     missing, foreign = sorted(wanted.keys() - given.keys()), sorted(map(str, given.keys() - wanted.keys()))
     if missing or foreign:
         what = f"lacks {missing[0]!r}" if missing else f"has {foreign[0][:100]!r}, which the model does not have"
