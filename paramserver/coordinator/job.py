@@ -121,9 +121,11 @@ class Job:
         self.course = Course(self)
         self.scaling = Scaling(self)
         self.tracing = Tracing(self)
-        # Members that are asked to leave; of them, those that are to be started again.
+        # Members that are asked to leave; of them, those that are to be started again, and the servers whose shards
+        # others have still to take over: these are not told yet.
         self.draining: set[int] = set()
         self.restarting: set[int] = set()
+        self.moving: set[int] = set()
 
     def _begin(self, generation: int, first_ident: int, losses: int = 0) -> None:
         """Begin without members. ``generation``: the newest one so far; ``first_ident``: of the next member."""
@@ -198,8 +200,8 @@ class Job:
             grant=self.registry.grant,
             reason=self.reason,
             term=self.term,
-            draining=sorted(self.draining),
-            restarting=sorted(self.restarting),
+            draining=sorted(self.draining - self.moving),
+            restarting=sorted(self.restarting - self.moving),
             released=self.life.released,
             stalled=sorted(self.stalls.members),
             careful=self.poison.careful,
@@ -241,6 +243,7 @@ class Job:
             loaded=load_to_proto(self.loads.agreement.done),
             loading=load_to_proto(self.loads.under_way),
         )
+        record.view.draining[:], record.view.restarting[:] = sorted(self.draining), sorted(self.restarting)
         self.reports.write(record)
         self.ending.write(record)
         self.poison.write(record)
@@ -388,6 +391,10 @@ class Job:
         self.mode_change.restore(record)
         self.replication.restore(record)
         self.resizing.restore(record)
+        self.draining, self.restarting = set(record.view.draining), set(record.view.restarting)
+        held = set(self.holders.primaries)
+        servers = (entry for entry in record.members if entry.member in self.draining)
+        self.moving = {one.member for one in servers if one.role == types_pb2.ROLE_SERVER and one.index in held}
 
     def heard_of(self, term: int) -> None:
         """A server has heard of a coordinator of this term."""

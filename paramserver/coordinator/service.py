@@ -23,7 +23,8 @@ class CoordinatorService:
     def __init__(self, options: JobOptions, connect: Connect, journal: Journal) -> None:
         self.job = job = Job(options, connect, journal)
         self._sessions = sessions = Sessions(job)
-        training, operators = Training(job), Operators(job)
+        training = Training(job)
+        self._operators = operators = Operators(job)
         shown = job.tracing.shown
         self.join, self.session = shown(sessions.join), sessions.session
         # Workers.
@@ -44,6 +45,7 @@ class CoordinatorService:
     async def start(self) -> None:
         """Begin to watch leases."""
         await self._sessions.start()
+        self._operators.go_on()
 
     async def close(self) -> None:
         """End all sessions, stop watching, close channels, write the last state."""

@@ -29,7 +29,7 @@ _PUSHES = ("drop", "lose_reply", "delay", "duplicate", "reorder", "cut")
 _PULLS = ("drop", "lose_reply", "delay", "duplicate")
 _STOP_S = (0.2, 1.0)
 _DELAY_S = (0.02, 0.3)
-_STORAGE_S = (0.5, 4.0)
+_STORAGE_S = (0.5, 3.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from paramserver import errors
+from paramserver.coordinator.work.replication import Replication
 from paramserver.v1 import coordinator_pb2
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import until, wait
@@ -210,6 +212,43 @@ def test_a_server_is_drained_and_another_one_comes(tmp_path: Path) -> None:
         hold.released.set()
         summary = rig.finish()
         assert (rig.rollbacks, rig.record().promotions) == (0, 0)
+    same(summary, wanted)
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_server_that_is_asked_to_leave_leaves_although_the_operator_and_the_leader_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_over: bool
+) -> None:
+    """It is marked before its shards move, and told when they have. Before, it stayed, and got no shards any more."""
+    tell, released = Replication._tell, threading.Event()
+
+    async def late(self: Replication, command: Any) -> None:
+        if self.holders.retiring and not released.is_set():
+            raise errors.UnavailableError("not now")
+        await tell(self, command)
+
+    monkeypatch.setattr(Replication, "_tell", late)
+    hold = Stop(2)
+    wanted = expected()
+    with Rig(tmp_path, 0, [], cluster__replicas=1) as rig:
+        rig.begin(program(hold))
+        wait(hold.reached, "the workers in step 2")
+        until("all shards have backups", lambda: whole(rig))
+        with pytest.raises(errors.DeadlineError, match="server-1 was asked to leave"):
+            rig.ask("Coordinator.Drain", coordinator_pb2.DrainRequest(name="server-1", wait_s=0.2))
+        record = rig.record()
+        server = next(one.member for one in record.members if one.address == rig.keepers[1].address)
+        assert list(record.view.draining) == [server], "it is written down"
+        assert not rig.keepers[1].task.done(), "it has its shards"
+        if taken_over:
+            rig.kill_now("leader")
+            until("another one leads", lambda: len(rig.chiefs) == 2 and rig.chiefs[1].service is not None, 30.0)
+        released.set()
+        until("the server ends", rig.keepers[1].task.done, 30.0)
+        assert rig.keepers[1].task.result() is None, "it left in peace"
+        hold.released.set()
+        summary = rig.finish()
+        assert rig.rollbacks == 0
     same(summary, wanted)
 
 

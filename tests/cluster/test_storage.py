@@ -14,6 +14,7 @@ from paramserver import errors
 from paramserver.checkpoint import catalog, probe
 from paramserver.checkpoint.place import Place
 from paramserver.coordinator.history import overdue
+from paramserver.core.procedures import checkpointing
 from tests.support.cluster.harness import until, wait
 from tests.support.cluster.processes import running_process
 from tests.support.cluster.programs import Program, cosine, dataset, sgd
@@ -103,10 +104,10 @@ def test_one_that_fails_is_shown_until_the_next_one_is_there(tmp_path: Path) -> 
     same(summary, wanted())
 
 
-def test_the_last_one_is_missing(tmp_path: Path) -> None:
+def test_the_last_one_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result is there, the promise is broken, and the summary names what exists."""
-    # A busy machine may come to a second attempt.
-    failed = Strike("ckpt.mid_write", "server-1", LAST, times=9, do="error")
+    monkeypatch.setattr(checkpointing, "STORAGE_S", 0.1)
+    failed = Strike("ckpt.mid_write", "server-1", LAST, times=10**6, do="error")
     with Rig(tmp_path, 3, [failed]) as rig:
         rig.begin(program())
         summary = broken_off(rig)
@@ -119,8 +120,20 @@ def test_the_last_one_is_missing(tmp_path: Path) -> None:
     same(summary, wanted())
 
 
-def test_the_directory_vanishes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", ["ckpt.mid_write", "ckpt.manifest"])
+def test_the_storage_fails_for_a_moment_just_when_the_job_ends(tmp_path: Path, at: str) -> None:
+    """The last version is tried again. Before, the promise was broken for good."""
+    failed = Strike(at, "leader" if at == "ckpt.manifest" else "server-1", LAST, times=3, do="error")
+    with Rig(tmp_path, 3, [failed]) as rig:
+        rig.begin(program())
+        summary = rig.finish()
+        assert (summary["broken_promises"], failed.fired, versions(rig)[0]) == ([], 3, LAST)
+    same(summary, wanted())
+
+
+def test_the_directory_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not made again: the volume may have been taken away."""
+    monkeypatch.setattr(checkpointing, "STORAGE_S", 0.1)
 
     def vanish() -> None:
         rig.checkpoints.rename(tmp_path / "away")

@@ -146,12 +146,14 @@ def test_by_hand(place: Place, fault: str, replicas: int) -> None:
         cluster.server()
         cluster.until_status("a server came", lambda found: len(found["processes"]) == 5 and first.ended)
         leader.send(signal.SIGKILL)
-        place.launch(
+        again = place.launch(
             *("start", "coordinator", *port, "--job", cluster.job, "--store", cluster.url, "--resume", *flags),
             environ=cluster.environ,
-        ).wait_for("coordinator of job")
+        )
+        again.wait_for("coordinator of job")
         hurry.touch()
-        for worker in cluster.workers:
-            worker.wait().check()
+        for running in (*cluster.workers, again):
+            running.wait().check()
+        assert f"weights sha256 {twin(place)}" in again.out
     finally:
         cluster.close()

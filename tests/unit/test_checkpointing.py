@@ -8,6 +8,7 @@ import pytest
 
 from paramserver.core.procedures.checkpointing import (
     CHANGED_S,
+    STORAGE_S,
     Announce,
     Checkpointing,
     Command,
@@ -98,7 +99,7 @@ def test_a_failure_counts_more_than_a_lack_of_room() -> None:
     assert told(core, 1, part(10, Copy.SKIPPED), part(11)) == (GiveUp(10, "not written", 1),)
     assert told(core, 0, part(11, Copy.FAILED, reason="disk full")) == (GiveUp(11, "disk full", 0),)
     core.handle(Told(TIMELINE, 11))
-    assert not core.try_again(11, 0.0)
+    assert not core.try_again(11, STORAGE_S)
 
 
 def test_a_manifest_that_is_not_written_gives_the_version_up() -> None:

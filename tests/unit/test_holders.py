@@ -137,6 +137,26 @@ def test_a_server_that_has_come_back_gets_shards_one_after_the_other() -> None:
     assert moves == 2
 
 
+def test_a_server_that_comes_after_its_seat_was_taken_copies_each_shard_once() -> None:
+    """Primaries name their whole backups in each report. Before, such a report took the copy from the newcomer."""
+    holders = Holders.spread(3, replicated(2))
+    left = [1, 2]
+    holders.handle(ServerGone(0, left))
+    holders.handle(ServersThere(left))
+    all_catch_up(holders)
+    present, changes = range(3), -1
+    while changes != holders.number:
+        changes = holders.number
+        holders.handle(Balance(present))
+        for shard, held in enumerate(holders.shards):
+            for one in held.backups:
+                if one.whole:
+                    holders.handle(CaughtUp(shard, one.server, one.since))
+        assert holders.number < 40
+        all_catch_up(holders)
+    assert holders.settled(present)
+
+
 def test_a_timeline_begins_at_the_planned_primaries_or_where_they_are() -> None:
     for stay, primaries in ((True, (0, 0)), (False, (0, 1))):
         holders = whole(2)

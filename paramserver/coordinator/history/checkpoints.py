@@ -83,6 +83,8 @@ class Checkpoints:
         self.overdue = Overdue(job.promises, str(self.place), options.private)
         self._machine = Checkpointing()
         self._changed = asyncio.Condition()
+        # The version that was given up last, and why.
+        self._said = -1, ""
         self._cuts = Cuts(job, self, options)
         self.best = BestCheckpoints(job, self.place, options, self.cut)
         self._sweep = Sweeping(job, job.tasks, self.place, options.holding, self._given_up, self._cuts.lock)
@@ -203,6 +205,9 @@ class Checkpoints:
             reason = f"{self._server(command.shard)}: {reason}"
         self.overdue.failed(command.version, reason)
         await self._look_at_last()
+        if (command.version, reason) == self._said:  # the last version is tried again for some seconds
+            return
+        self._said = command.version, reason
         log.error(
             f"no checkpoint of version {command.version}: {reason}",
             saved=checkpoint_name(command.version, timeline),

@@ -13,7 +13,7 @@ from paramserver.coordinator.job import Job
 from paramserver.coordinator.rpc.status import status_page
 from paramserver.coordinator.work.accounts import account
 from paramserver.core.job.life import Ends, Phase
-from paramserver.core.job.membership import Role
+from paramserver.core.job.membership import Member, Role
 from paramserver.membership.joining import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.bounds import patience
@@ -23,6 +23,7 @@ log = structlog.get_logger("paramserver.coordinator")
 
 _ENDS = {"done": Phase.DONE, "failed": Phase.FAILED, "stopped": Phase.STOPPED}
 _PLAIN = coordinator_pb2.StatusRequest()
+_RETRY_S = 1.0
 
 
 class Operators:
@@ -75,10 +76,13 @@ class Operators:
         if request.restart and member.role is not Role.SERVER:
             raise errors.ConfigError(f"{request.name} is no server: drain it, and start another worker")
         if member.role is Role.SERVER:
-            await self._job.replication.retire(member)
+            self._job.replication.check_retires(member)
         if request.restart:
             self._job.restarting.add(member.ident)
         self._job.draining.add(member.ident)
+        if member.role is Role.SERVER:
+            self._job.moving.add(member.ident)
+            self._job.tasks.begin(hand_over(self._job, member))
         await self._job.refresh()
         deadline = time.monotonic() + (wait_s or 60.0)
         while member.ident in self._job.members:
@@ -87,6 +91,12 @@ class Operators:
         if request.restart:
             await self._job.replication.settled(deadline)
         return coordinator_pb2.DrainResponse()
+
+    def go_on(self) -> None:
+        """Go on with servers that an earlier coordinator has asked to leave, and whose shards have still to move."""
+        for member in self._job.members.of(Role.SERVER):
+            if member.ident in self._job.moving:
+                self._job.tasks.begin(hand_over(self._job, member))
 
     async def ledger(self, request: coordinator_pb2.AccountsRequest) -> coordinator_pb2.AccountsResponse:
         """Per epoch: how often samples have counted, and which worker computed which slices."""
@@ -141,3 +151,22 @@ class Operators:
             await self._job.conclude(Ends(Phase.STOPPED, reason, released=False))
             self._job.end("stopped")
         return coordinator_pb2.StopResponse()
+
+
+async def hand_over(job: Job, member: Member) -> None:
+    """Have other servers take over the shards of a server that is asked to leave; then tell it to leave.
+
+    This goes on if the operator's command is gone, and with another coordinator.
+    """
+    said = ""
+    while member.ident in job.members:
+        try:
+            await job.replication.retire(member)
+            break
+        except errors.ParamServerError as error:  # such as a copy that is not whole just now
+            if said != str(error):
+                said = str(error)
+                log.info(f"{member.name} cannot leave yet: {error}")
+            await asyncio.sleep(_RETRY_S)
+    job.moving.discard(member.ident)
+    await job.refresh()

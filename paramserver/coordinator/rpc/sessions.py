@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import structlog
 
@@ -213,8 +213,16 @@ class Sessions:
                 if request.member != ident:
                     raise errors.ProtocolError("a session speaks for one member only")
                 await self._hear(request)
+        except errors.ParamServerError as error:
+            log.warning("a report cannot be read, and ends the session", member=self._named(ident), reason=str(error))
+        except Exception:  # the top of a task: the member opens another session
+            log.exception("a report cannot be read, and ends the session", member=self._named(ident))
         finally:
             await self._job.changes.notify()
+
+    def _named(self, ident: int) -> str:
+        member = self._job.members.get(ident)
+        return member.name if member is not None else f"member {ident}"
 
     async def _hear(self, request: coordinator_pb2.SessionRequest) -> None:
         if request.HasField("worker"):  # a check that shortens a list makes a report of none
@@ -254,29 +262,46 @@ class Sessions:
             await asyncio.sleep(_TICK_S)
             # Nothing runs in this process while it is stopped or gets no processor.
             late_s = time.monotonic() - slept_at - _TICK_S
+            await self._look(late_s if late_s > _TICK_S else 0.0)
+
+    async def _look(self, late_s: float) -> None:
+        """Let each part of the job look at it. A part that fails keeps no other one from that."""
+        job = self._job
+
+        def silent() -> None:
+            for server in job.members.of(Role.SERVER):
+                if server.presence is Presence.SILENT:
+                    self._look_for(server)
+
+        async def fenced() -> None:
+            if job.journal.fenced.is_set():
+                await job.replaced("the store says that another coordinator leads the job now")
+
+        looks: tuple[Callable[[], Awaitable[None] | None], ...] = (
+            silent,
+            lambda: self._happen(Tick(late_s)),
+            job.watch.look,
+            job.stalls.look,
+            job.blame.look,
+            job.idle.look,
+            job.stuck.look,
+            job.poison.look,
+            job.checkpoints.look,
+            job.replication.look,
+            job.resizing.look,
+            job.ending.look,
+            job.loads.look,
+            job.records.look,
+            job.course.look,
+            job.tracing.look,
+            fenced,
+        )
+        for look in looks:
             try:
-                for server in self._job.members.of(Role.SERVER):
-                    if server.presence is Presence.SILENT:
-                        self._look_for(server)
-                await self._happen(Tick(late_s if late_s > _TICK_S else 0.0))
-                await self._job.watch.look()
-                await self._job.stalls.look()
-                self._job.blame.look()
-                self._job.idle.look()
-                await self._job.stuck.look()
-                self._job.poison.look()
-                self._job.checkpoints.look()
-                self._job.replication.look()
-                self._job.resizing.look()
-                self._job.ending.look()
-                self._job.loads.look()
-                self._job.records.look()
-                self._job.course.look()
-                await self._job.tracing.look()
-                if self._job.journal.fenced.is_set():
-                    await self._job.replaced("the store says that another coordinator leads the job now")
+                if (looking := look()) is not None:
+                    await looking
             except Exception:  # the top of a task: watching goes on
-                log.exception("tick failed")
+                log.exception("a part of the coordinator failed; the others go on", part=look.__qualname__)
 
     async def _happen(self, event: Event) -> None:
         effects = self._job.members.handle(event, time.monotonic())
@@ -348,6 +373,7 @@ class Sessions:
             await self._job.servers.forget(member.ident)
             self._job.draining.discard(member.ident)
             self._job.restarting.discard(member.ident)
+            self._job.moving.discard(member.ident)
         if member.role is Role.WORKER:
             self._job.leasing.give_back(member.ident)
             self._job.evaluating.give_back(member.ident)

@@ -134,11 +134,8 @@ class Replication:
             self._handle(ServerGone(member.index, present))
         return covered
 
-    async def retire(self, server: Member) -> None:
-        """Let other servers take over all shards of this one; return when they know.
-
-        Raises ConfigError if that cannot be.
-        """
+    def check_retires(self, server: Member) -> list[int]:
+        """The servers that can take over all shards of this one. Raises ConfigError if that cannot be."""
         if not self.holders.replicas:
             raise errors.ConfigError(
                 f"{server.name} holds a part of the model of which there is no copy (cluster.replicas is 0), so it "
@@ -155,7 +152,14 @@ class Replication:
                 f"{server.name} holds a part of the model of which no other server has a copy just now: wait until "
                 "`paramserver status` shows all shards as replicated"
             )
-        self._handle(Retires(server.index, present))
+        return present
+
+    async def retire(self, server: Member) -> None:
+        """Let other servers take over all shards of this one; return when they know.
+
+        Raises ConfigError if that cannot be, DeadlineError.
+        """
+        self._handle(Retires(server.index, self.check_retires(server)))
         number = self.holders.number
         deadline = time.monotonic() + self._job.options.call_timeout_s
         while any(self._core.heard(one.ident) < number for one in self._successors(server)):

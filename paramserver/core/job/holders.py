@@ -278,7 +278,7 @@ class Holders:
 
     def _caught_up(self, shard: int, server: int, since: int) -> None:
         backup = self.shards[shard].backup(server)
-        if backup is None or backup.since != since:
+        if backup is None or backup.since != since or backup.whole:  # primaries say so again with each report
             return
         others = self._others(shard, server)
         if len(others) >= self.replicas:  # it takes the place of one on a server that has more copies

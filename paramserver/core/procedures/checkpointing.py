@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 # For so many seconds a caller may try a version again that was copied while the mode changed.
 CHANGED_S = 120.0
+# The same for one that the storage did not take: a place may be away for a moment just when the job ends.
+STORAGE_S = 5.0
 
 
 class Copy(enum.Enum):
@@ -252,7 +254,7 @@ class Checkpointing:
             case Written(_, version, nbytes), State.COMPLETING:
                 return self._complete(version, nbytes)
             case NotWritten(_, version, reason), State.COMPLETING:
-                self._states[version] = State.GIVING_UP
+                self._states[version], self._again[version] = State.GIVING_UP, STORAGE_S
                 return (GiveUp(version, reason),)
             case Told(_, version), State.GIVING_UP:
                 return self._end(version)
@@ -298,8 +300,8 @@ class Checkpointing:
         broken = {shard: part for shard, part in sorted(told.items()) if part.copy in (Copy.FAILED, Copy.SKIPPED)}
         if broken:
             shard, part = next(iter(broken.items()))
-            if all(one.copy is Copy.SKIPPED for one in broken.values()):
-                self._again[version] = math.inf
+            full = all(one.copy is Copy.SKIPPED for one in broken.values())
+            self._again[version] = math.inf if full else STORAGE_S
             self._states[version] = State.GIVING_UP
             yield GiveUp(version, part.reason or "not written", shard)
         elif len(told) == event.shards and all(part.copy is Copy.SAVED for part in told.values()):
