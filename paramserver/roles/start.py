@@ -119,6 +119,8 @@ async def _coordinate(settings: Settings, options: Options) -> int:
                 published.append(job)
             for line in _join_lines(settings, coordinating.address, security, store_name):
                 logs.say(line)
+            if job.admin_token:
+                logs.say(_commands_line(bool(published)))
             if dashboard.url:
                 logs.say(f"dashboard at {dashboard.url}")
 
@@ -207,6 +209,14 @@ def _join_lines(settings: Settings, address: str, security: Security, store_name
         f"  paramserver start server --restart{flags}",
         f"  paramserver start worker --restart{flags} -- SCRIPT ARGUMENTS",
     ]
+
+
+def _commands_line(known: bool) -> str:
+    """Who may give commands to a job without an operators' token. ``known``: this user's commands find the job."""
+    remedy = "for others, name a file with an operators' token in security.admin_token_file, here and where they type"
+    if known:
+        return f"commands (stop, scale, set, drain): from this user on this machine only; {remedy}"
+    return f"commands (stop, scale, set, drain): from nobody, as another job of this user has this name here; {remedy}"
 
 
 # ---- server

@@ -128,11 +128,10 @@ def connection_hint(details: str, tls: bool, ever: bool) -> str:
     return _EXPECTS_TLS if not ever and "Socket closed" in details else ""
 
 
-def denied(where: str) -> errors.DeniedError:
-    """The error if the peer refused the call. The peer's log has the reason."""
-    return errors.DeniedError(
-        f"{where}: permission denied; the log of the process there says why, mend the token or certificate used here"
-    )
+def denied(where: str, lacking: str = "") -> errors.DeniedError:
+    """The error if the peer refused the call. ``lacking``: why, if that is known here; else the peer's log has it."""
+    why = lacking or "the log of the process there says why, mend the token or certificate used here"
+    return errors.DeniedError(f"{where}: permission denied; {why}")
 
 
 def late(where: str, timeout: float) -> errors.DeadlineError:

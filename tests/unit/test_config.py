@@ -185,7 +185,7 @@ def test_unknown_override_suggests_the_nearest() -> None:
 
 def test_variables_that_could_be_no_setting_are_not_judged() -> None:
     """Those of the Services of a namespace are in every pod, whoever the Services belong to."""
-    services = {}
+    services: dict[str, str] = {}
     for service in (
         "PARAMSERVER",
         "PARAMSERVER_COORDINATOR",

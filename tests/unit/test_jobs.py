@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,8 @@ def test_without_a_place_for_temporary_files_a_sentence_says_so(monkeypatch: pyt
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
     monkeypatch.setattr(tempfile, "mkdtemp", nowhere)
-    for wanted in (lambda: runtime_directory({}), temporary_directory):
+    wishes: list[Callable[[], Path]] = [lambda: runtime_directory({}), temporary_directory]
+    for wanted in wishes:
         with pytest.raises(
             ConfigError, match=r"cannot be written \(No usable .*\): set TMPDIR to a directory of yours"
         ):

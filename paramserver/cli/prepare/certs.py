@@ -46,7 +46,8 @@ def init(
         f"Made certificates and tokens in {directory}. Copy to each machine what its roles need, nothing else:\n"
         "  ca.crt, <role>.crt, <role>.key and join.token   for <role> coordinator, server or worker\n"
         "  admin.token as well                             for the coordinator\n"
-        "  ca.crt, admin.crt, admin.key and both tokens    for people who run status, set, drain and stop elsewhere\n"
+        "  ca.crt, admin.crt, admin.key and both tokens    where people type set, drain, scale or stop, also on the\n"
+        "                                                  coordinator's machine\n"
         "ca.key stays here: who has it can make certificates. Then name the directory in security.certs (--certs)."
     )
     return 0

@@ -228,6 +228,7 @@ class _Call:
     def __init__(self, channel: GrpcChannel, wire: _Wire, method: Method, timeout: float | None, under: Any) -> None:
         self._channel = channel
         self._wire = wire
+        self._method = method
         self._where = f"{method.name} at {channel.address}"
         self._timeout = timeout or 0.0
         self.under = under
@@ -319,8 +320,13 @@ class _Call:
             if key == ERROR_KEY:
                 self._channel.heard = True
                 error = remote_error(value if isinstance(value, str) else value.decode("ascii", "replace"), details)
-                return denied(self._where) if isinstance(error, errors.DeniedError) and details == DENIED else error
+                return self._denied() if isinstance(error, errors.DeniedError) and details == DENIED else error
+        if details == DENIED:
+            return self._denied()
         return from_code(code, details, self._where, self._timeout, self._hint(details))
+
+    def _denied(self) -> errors.DeniedError:
+        return denied(self._where, self._channel.security.lacking(self._method.name))
 
     def _hint(self, details: str) -> str:
         certificates = self._channel.security.certificates

@@ -84,6 +84,23 @@ class Security:
             shown += ((ADMIN_KEY, token),)
         return shown
 
+    def lacking(self, method: str) -> str:
+        """What this process would have to show for a call of this method, in words; empty if it has all of that."""
+        wanted = sorted(CALLERS[method])
+        if self.tls and self.role not in wanted:
+            files = " or ".join(f"{role}.crt and {role}.key" for role in wanted)
+            return (
+                f"the call takes the certificate of the role {' or '.join(wanted)}, and that of the role {self.role} "
+                f"was shown: copy {files} into the directory that --certs (security.certs) names"
+            )
+        if method in ADMIN_METHODS and not self.admin:
+            return (
+                "the call takes the operators' token, and none is known here: copy admin.token into the directory that "
+                "--certs names, name its file in security.admin_token_file, or type the command on the coordinator's "
+                "machine, as the user who started it and without --coordinator"
+            )
+        return ""
+
     # ---- as the called side
 
     def admit(self, method: str, metadata: Sequence[tuple[Any, Any]]) -> Refusal | None:
