@@ -287,6 +287,10 @@ class Launcher:
 
     async def _start(self) -> Supervisor:
         settings, loop = self._settings, asyncio.get_running_loop()
+
+        def say_soon(line: str) -> None:
+            loop.call_soon_threadsafe(self._say, line)
+
         store, name = settings.cluster.store, hide_password(settings.cluster.store)
         durable = store != "memory"
         assert self._guard is not None
@@ -309,7 +313,7 @@ class Launcher:
             self._token,
             holding,
             self._starter(),
-            Input(lambda line: loop.call_soon_threadsafe(self._say, line)),
+            Input(say_soon),
             self._fresh,
         )
         supervisor = self._supervisor = Supervisor(

@@ -35,8 +35,9 @@ def listen(end: Callable[[signal.Signals], None], hand_on: Callable[[signal.Sign
     for number in _ENDING:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             loop.add_signal_handler(number, end, number)
-    for number in _FREE if hand_on is not None else ():
-        loop.add_signal_handler(number, hand_on, number)
+    if hand_on is not None:
+        for number in _FREE:
+            loop.add_signal_handler(number, hand_on, number)
 
 
 def handles(pid: int, number: signal.Signals) -> bool:

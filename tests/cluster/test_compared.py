@@ -123,7 +123,7 @@ class Unseeded(Noisy):
 
 def test_augmentation_is_no_difference_and_reading_leaves_no_trace() -> None:
     sets = [Noisy(), Noisy()]
-    before = [torch.get_rng_state(), random.getstate()]
+    before = torch.get_rng_state(), random.getstate()
 
     def script(ctx: Context) -> None:
         ctx.prepare(DataLoader(sets[ctx.rank], batch_size=4))

@@ -143,10 +143,14 @@ def test_a_worker_that_is_started_again_goes_on_where_the_job_stands(loop: Loop)
                     begun.set()
                     wait(ready, "the other worker is there")
 
+    def late(ctx: Context) -> None:
+        ready.set()
+        script(ctx)
+
     with Cluster(workers=1, slices_per_step=2) as cluster:
         cluster.start(script)
         wait(begun, "the first slice")
-        cluster.start(lambda ctx: (ready.set(), script(ctx)))
+        cluster.start(late)
         cluster.join()
         assert cluster.outcome().summary["samples"] == SAMPLES * (EPOCHS - DONE)
     # A pass of a plain loop gives what is left of earlier epochs, too.

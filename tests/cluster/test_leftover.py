@@ -186,8 +186,7 @@ def test_servers_remember_which_tensors_were_used(replicas: int, tmp_path: Path)
     script = Script(WAYS["zeros first"], build=decay)
     wanted = twin("leftover", script, slices_per_step=SLICES)
     strike = Strike("apply.mid", "server-1", 4)
-    options = {"cluster__replicas": replicas, "training__slices_per_step": SLICES}
-    with Rig(tmp_path, 2, [strike], **options) as rig:
+    with Rig(tmp_path, 2, [strike], cluster__replicas=replicas, training__slices_per_step=SLICES) as rig:
         rig.begin(script)
         summary = rig.finish()
         assert rig.deaths == ["server-1"]

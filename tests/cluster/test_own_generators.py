@@ -62,7 +62,7 @@ def in_collate_fn() -> tuple[DataLoader[Any], nn.Module]:
 
 
 def in_the_model() -> tuple[DataLoader[Any], nn.Module]:
-    return DataLoader(dataset(SAMPLES), batch_size=4), nn.Sequential(NoiseLayer(), *network())
+    return DataLoader(dataset(SAMPLES), batch_size=4), nn.Sequential(NoiseLayer(), network())
 
 
 def in_processes() -> tuple[DataLoader[Any], nn.Module]:

@@ -94,9 +94,7 @@ def test_operators_need_the_admin_token(cluster: Cluster) -> None:
     cluster.place.paramserver("status", *at, "--certs", others).check()
     for command in (("drain", "worker-0"), ("stop",), ("set", "consistency.mode=async")):
         text = complaint(cluster.place.paramserver(*command, *at, "--certs", others), 2)
-        assert (
-            "permission denied; the call takes the certificate of the role admin, and that of" in text
-        )
+        assert "permission denied; the call takes the certificate of the role admin, and that of" in text
         assert "copy admin.crt and admin.key into the directory" in text
     assert "admin" in cluster.coordinators[0].err
     cluster.place.paramserver("stop", *at, "--certs", certs).check()
@@ -115,8 +113,6 @@ def test_without_a_token_of_its_own_a_job_has_one_that_only_this_user_can_read(c
     assert "permission denied; the call takes the operators' token, and none is known here" in text
     cluster.place.paramserver("stop", "--job", cluster.job).check()
     done = cluster.coordinators[0].wait().check()
-    assert (
-        "commands (stop, scale, set, drain): from this user on this machine only" in done.said
-    )
+    assert "commands (stop, scale, set, drain): from this user on this machine only" in done.said
     assert token not in done.said
     assert not file.exists()

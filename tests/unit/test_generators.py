@@ -110,7 +110,7 @@ def test_global_variables_that_functions_name_are_found_also_in_functions_that_t
 
 
 def test_generators_of_the_process_are_left_out_and_circles_end() -> None:
-    owner = Owner([torch.default_generator, np.random.mtrand._rand, random._inst])  # type: ignore[attr-defined]
+    owner = Owner([torch.default_generator, np.random.mtrand._rand, random._inst])
     owner.thing.append(owner)
     assert generators_of(owner) == []
 

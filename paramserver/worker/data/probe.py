@@ -105,8 +105,7 @@ def read(indices: Sequence[int], seed: int, sample: Read, collate: Collate, begi
         os.close(reading)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    for line in data.split(b"\n")[:-1]:
-        told = json.loads(line)
+    for told in map(json.loads, data.split(b"\n")[:-1]):
         if "digest" in told:
             found.digests.append(told["digest"])
         found.chance = found.chance or told.get("chance", "")

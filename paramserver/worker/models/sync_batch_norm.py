@@ -107,7 +107,7 @@ _forward_of_one: Any = nn.BatchNorm1d.forward
 
 
 def _forward(sums: _Sums) -> Any:
-    def forward(self: nn.SyncBatchNorm, x: Tensor) -> Tensor:
+    def forward(self: nn.SyncBatchNorm, x: Tensor) -> Any:
         if not self.training:
             return _forward_of_one(self, x)
         slices = sums.summing.slices

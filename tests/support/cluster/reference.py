@@ -78,13 +78,14 @@ def slice_by_slice(
             scheduler.step()
 
 
-def pairwise(sums: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+def pairwise(gradients: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
     """Neighbours are added level by level; what has no neighbour goes up as it is."""
+    sums = [list(one) for one in gradients]
     while len(sums) > 1:
         pairs = [(sums[i], sums[i + 1]) for i in range(0, len(sums) - 1, 2)]
         rest = sums[-1:] if len(sums) % 2 else []
         sums = [[_add(a, b) for a, b in zip(left, right, strict=True)] for left, right in pairs] + rest
-    return list(sums[0])
+    return sums[0]
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
