@@ -77,6 +77,34 @@ def test_another_collate_fn_counts_from_the_next_epoch_on(whose: str, processes:
     assert found == pytest.approx([found[0], 2 * found[0], 2 * found[0]])
 
 
+class Scaled(Growing):
+    scale = 1.0
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x * self.scale, y
+
+
+class Told(Scaled):
+    def set_epoch(self, epoch: int) -> None:
+        self.scale = 1.0 + epoch
+
+
+@pytest.mark.parametrize("data", [Scaled, Told])
+def test_processes_that_stay_read_the_data_set_of_the_present_epoch(data: Any) -> None:
+    def change(loader: Any, given: Any) -> None:
+        if data is Scaled:
+            given.dataset.scale = 2.0
+
+    def script(ctx: Context) -> None:
+        given = DataLoader(data(), batch_size=4, num_workers=1, persistent_workers=True)
+        found.extend(sums(ctx, given, change, epochs=2))
+
+    found: list[float] = []
+    train(script)
+    assert found == pytest.approx([found[0], 2 * found[0]])
+
+
 def test_processes_of_the_loader_may_be_changed() -> None:
     def change(loader: Any, given: DataLoader[Any]) -> None:
         loader.num_workers = 1

@@ -123,7 +123,7 @@ class Unseeded(Noisy):
 
 def test_augmentation_is_no_difference_and_reading_leaves_no_trace() -> None:
     sets = [Noisy(), Noisy()]
-    before = torch.get_rng_state(), random.getstate()
+    of_torch, of_python = torch.get_rng_state(), random.getstate()
 
     def script(ctx: Context) -> None:
         ctx.prepare(DataLoader(sets[ctx.rank], batch_size=4))
@@ -133,8 +133,8 @@ def test_augmentation_is_no_difference_and_reading_leaves_no_trace() -> None:
         for _ in range(2):
             cluster.start(script, COMPARED)
         cluster.join()
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1] == random.getstate()
+    assert torch.equal(of_torch, torch.get_rng_state())
+    assert of_python == random.getstate()
 
 
 def test_what_is_random_by_itself_is_left_out_and_said() -> None:

@@ -56,9 +56,10 @@ def generators_of(*roots: Any) -> list[Any]:
 def generators_of_module(model: torch.nn.Module) -> list[Any]:
     """The generators that the modules of a model have as attributes, and those that their ``forward`` names."""
     modules = list(model.modules())
-    kinds: list[Any] = [type(module) for module in modules if not type(module).__module__.startswith("torch.")]
+    kinds = [type(module) for module in modules if not type(module).__module__.startswith("torch.")]
     attributes = [value for module in modules for value in vars(module).values() if isinstance(value, KINDS)]
-    return generators_of(*attributes, *dict.fromkeys(kind.forward for kind in kinds))
+    forwards = dict.fromkeys(getattr(kind, "forward", None) for kind in kinds)
+    return generators_of(*attributes, *forwards)
 
 
 class OwnGenerators:

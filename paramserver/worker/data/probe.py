@@ -91,8 +91,8 @@ def read(indices: Sequence[int], seed: int, sample: Read, collate: Collate, begi
             os.close(reading)
             _alone_with(writing)
             begin()
-            for line in _readings(indices, seed, sample, collate):
-                os.write(writing, json.dumps(line).encode() + b"\n")
+            for found_now in _readings(indices, seed, sample, collate):
+                os.write(writing, json.dumps(found_now).encode() + b"\n")
         except BaseException as error:
             with suppress(BaseException):
                 os.write(writing, json.dumps({"failed": _short(error)}).encode() + b"\n")

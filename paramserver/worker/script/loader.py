@@ -141,6 +141,7 @@ class IndexedBatches:
         self._seed, self._turns, self._position, self._number_of = seed, data.turns, position, number_of
         self._order = order_of(loader, data, seed, agree)
         self._cut, self._options = cut_of(loader, data), _options(loader)
+        self._attributes = _attributes(loader)
         self._requests = _Requests(self._requests_of)
         self._inner, self._unplanned = self._make()
         self._feed: Iterator[Any] | None = None
@@ -160,10 +161,12 @@ class IndexedBatches:
     def begin_pass(self) -> None:
         """As torch's loader does it for each iteration: follow what the script has changed."""
         check_cut(self._loader, self._data, self._cut)
-        now = _options(self._loader)
-        if any(one is not other for one, other in zip(now, self._options, strict=True)):
+        now, attributes = _options(self._loader), _attributes(self._loader)
+        if attributes != self._attributes or any(
+            one is not other for one, other in zip(now, self._options, strict=True)
+        ):
             self.close()
-            self._options = now
+            self._options, self._attributes = now, attributes
             self._inner, self._unplanned = self._make()
 
     def shape(self, item: Item) -> tuple[int, int]:
@@ -346,6 +349,20 @@ class SliceLoader:
 def _options(loader: DataLoader[Any]) -> list[Any]:
     """What the processes of this loader are made with, now."""
     return [getattr(loader, name) for name in _CHANGING]
+
+
+def _attributes(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What a script may have changed about a data set of which processes that go on have a copy; else nothing.
+
+    Processes that start later would have another copy than the first ones. (`set_epoch` reaches all of them.)
+    """
+    data = loader.dataset
+    if not loader.persistent_workers or callable(getattr(data, "set_epoch", None)):
+        return {}
+    plain = int, float, str, bytes, type(None)
+    return {
+        name: value if isinstance(value, plain) else id(value) for name, value in getattr(data, "__dict__", {}).items()
+    }
 
 
 def of_batch(purpose: str, number: int) -> str:

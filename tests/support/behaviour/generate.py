@@ -89,6 +89,7 @@ time.sleep(0.05)
 _TEXT = """\
 import copy
 import os
+import random
 import signal
 import sys
 import time
@@ -110,6 +111,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,

@@ -6,7 +6,7 @@ seed. All else is torch's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,12 @@ from paramserver.worker.script.loader import of_batch
 from tests.support.behaviour.generate import Form
 
 Array = np.ndarray[Any, Any] | torch.Tensor
+
+
+def seed_own(owners: Iterable[Any], seed: int) -> None:
+    """Seed the generators of these for a batch."""
+    for number, generator in enumerate(one.own for one in owners if hasattr(one, "own")):
+        generator.seed(slice_seed(seed, 0, number, "own generator"))
 
 
 class Batches:
@@ -45,13 +51,15 @@ class Batches:
         while self._done < (epoch + 1) * self._schedule.steps_per_epoch:
             step = self._schedule.step(self._done)
             self._done += 1
+            number = step.epoch + self._context.first
             # Scripts that draw random numbers, or accumulate, have one slice in a step.
-            batches = [batch for one in step.slices for batch in self._order.batches(step.epoch, one)]
+            batches = [batch for one in step.slices for batch in self._order.batches(number, one)]
             if self._data.batches == 1:
                 batches = [[sample for batch in batches for sample in batch]] if batches else []
-            for number, batch in enumerate(batches):
-                self._context.seeds = slice_seed(0, step.epoch, step.slices[0], of_batch("model", number))
-                self._context.step_due = number + 1 == len(batches)
+            for nth, batch in enumerate(batches):
+                self._context.seeds = slice_seed(0, number, step.slices[0], of_batch("model", nth))
+                self._context.step_due = nth + 1 == len(batches)
+                seed_own(self._context.data, slice_seed(0, number, step.slices[0], of_batch("data", nth)))
                 yield batch
 
 
@@ -62,6 +70,7 @@ class Loader:
         data = describe_loader(loader, accumulate, context.slices)
         order = order_of(loader, data, 0, lambda epoch, digest: digest)
         self._context = context
+        context.data = (loader.dataset, loader.collate_fn)
         self._inner: DataLoader[Any] = DataLoader(
             loader.dataset, batch_sampler=Batches(context, data, order), collate_fn=loader.collate_fn
         )
@@ -71,8 +80,19 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._inner:
-            seed_everything(self._context.seeds)
+            self._context.seed_model()
             yield batch
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_context", "_inner"):
+            super().__setattr__(name, value)
+        else:  # as torch's loader takes it
+            setattr(self._inner, name, value)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Before the first pass: its number."""
+        if self._context.epoch is None and not self._context.told:
+            self._context.first, self._context.told = epoch, True
 
 
 @dataclass(slots=True)
@@ -86,6 +106,11 @@ class Context:
     # The epoch in a loop over `epochs`.
     epoch: int | None = None
     seeds: int = 0
+    # The number of the first epoch, and whether the script has said it.
+    first: int = 0
+    told: bool = False
+    # What may own a generator, as the attribute ``own``: the data set and the collate_fn.
+    data: tuple[Any, ...] = ()
     # Whether the batch is the last one of its slice.
     step_due: bool = True
     # Whether a loader is prepared, and the steps without one.
@@ -109,16 +134,22 @@ class Context:
         """For the batch that the script draws next: it has no loader."""
         self.steps += more
         self.seeds = slice_seed(0, 0, self.steps, "model")
+        self.seed_model()
+
+    def seed_model(self) -> None:
+        """The generators of the process, and those that modules own."""
         seed_everything(self.seeds)
+        seed_own([module for model in self.models for module in model.modules()], self.seeds)
 
     def slice_seed(self, purpose: str = "batch") -> int:
         """Of the slice that the next batch is of."""
         return slice_seed(0, 0, self.steps, purpose)
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int, start: int = 0) -> Iterator[int]:
         """All of them."""
-        for self.epoch in range(count):
-            yield self.epoch
+        self.first = start
+        for self.epoch in range(count - start):
+            yield self.epoch + start
         self.epoch = None
 
     def clip_grad_norm(self, limit: float) -> None:

@@ -117,6 +117,8 @@ def on_cluster(text: str, form: Form, place: Path) -> Played:
     with found_in(place / "cluster", played), quiet(), Cluster(*sizes, wait_timeout_s=20.0, **options) as cluster:
         logs.configure("critical")
         small: dict[str, object] = {"training__chunk_bytes": 64} if form.servers > 1 else {}
+        if form.workers > 1:  # workers of a cluster compare their data
+            small["cluster__coordinator"] = "somewhere:1"
         if "ps.Client()" in text:
             _client(cluster, text, played)
             return played

@@ -55,6 +55,89 @@ rows, data = data, Stream()
         ("IterableDataset",),
         without=("state",),
     ),
+    Piece(
+        "data",
+        "a generator of its own",
+        {
+            "data": """\
+class Noisy(Dataset):
+    def __init__(self):
+        self.own = random.Random(5)
+
+    def __len__(self):
+        return $samples
+
+    def __getitem__(self, index):
+        return inputs[index] * self.own.random(), targets[index]
+
+data = Noisy()
+""",
+            "options": ", shuffle=True",
+        },
+        needs=(Need.SLICE, Need.LOADER),
+        without=("state",),
+    ),
+    Piece(
+        "data",
+        "collate_fn with a generator of its own",
+        {
+            "data": """\
+def collate_with(generator):
+    def collate(rows):
+        x, y = default_collate(rows)
+        return x * generator.random(), y
+
+    collate.own = generator
+    return collate
+
+""",
+            "options": ", collate_fn=collate_with(random.Random(5))",
+        },
+        needs=(Need.SLICE, Need.LOADER),
+    ),
+    Piece(
+        "data",
+        "another collate_fn after the first epoch",
+        {
+            "data": "def halved(rows):\n    x, y = default_collate(rows)\n    return x * 0.5, y\n\n",
+            "epoch_end": "loader.collate_fn = halved\n",
+        },
+        needs=(Need.LOADER,),
+        without=("loop=two range loops",),
+    ),
+    Piece(
+        "data",
+        "the data set is replaced",
+        {
+            "after": "try:\n    loader.dataset = data\n"
+            "except ValueError as error:\n    found['refused'] = str(error)\n",
+        },
+        needs=(Need.LOADER,),
+    ),
+    Piece(
+        "data",
+        "another batch size after prepare",
+        {"after": "loader.batch_sampler.batch_size += 1\n"},
+        Verdict.REFUSED,
+        ("a job keeps its slices",),
+        needs=(Need.LOADER,),
+    ),
+    Piece(
+        "data",
+        "more samples after prepare",
+        {"after": "data.tensors = tuple(torch.cat([one, one]) for one in data.tensors)\n"},
+        Verdict.REFUSED,
+        ("a job keeps its slices",),
+        needs=(Need.LOADER,),
+    ),
+    Piece(
+        "data",
+        "another order on each worker",
+        {"data": "data = Subset(data, [(k + ctx.rank) % $samples for k in range($samples)])\n"},
+        Verdict.REFUSED,
+        ("is another one here",),
+        needs=(Need.SEVERAL, Need.LOADER),
+    ),
     # Workers of a test may be threads, so samplers draw from a generator of their own. Batches may have one sample.
     Piece(
         "data",

@@ -7,6 +7,21 @@ from tests.support.pieces.base import Need, Piece, Verdict
 LOOPS: list[Piece] = [
     Piece("loop", "epochs"),
     Piece("loop", "range", {"epochs": "range($count)"}),
+    Piece("loop", "epochs from a later one", {"epochs": "ctx.epochs($count + 2, start=2)"}, needs=(Need.LOADER,)),
+    Piece(
+        "loop",
+        "range from a later epoch",
+        {
+            "loop": """\
+for epoch in range(2, 2 + $count):
+    loader.set_epoch(epoch)
+    for x, y in loader:
+        BODY
+    EPOCH_END
+"""
+        },
+        needs=(Need.LOADER,),
+    ),
     Piece(
         "loop",
         "while",

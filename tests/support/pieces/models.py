@@ -100,6 +100,24 @@ model = Rare()
     ),
     Piece(
         "model",
+        "noise of a generator of its own",
+        {
+            "build": """\
+class Noise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = random.Random(5)
+
+    def forward(self, x):
+        return x * (0.5 + self.own.random()) if self.training else x
+
+model = nn.Sequential(Noise(), nn.Linear(4, 2))
+"""
+        },
+        needs=(Need.SLICE, Need.LOADER),
+    ),
+    Piece(
+        "model",
         "a buffer that counts",
         {
             "build": "model = nn.Linear(4, 2)\nmodel.register_buffer('calls', torch.zeros((), dtype=torch.long))\n",
