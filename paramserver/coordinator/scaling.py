@@ -17,6 +17,7 @@ from paramserver.coordinator.watching.ending import Ending
 from paramserver.coordinator.watching.idle import Idle
 from paramserver.core.job.life import BEFORE
 from paramserver.core.job.membership import Member, Role
+from paramserver.core.job.status import more_of
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.bounds import patience
 
@@ -70,9 +71,15 @@ class Scaling:
             log.info("scaling", workers=wanted, present=len(present))
             self.wanted = wanted
         elif wanted > len(present):
+            by_hand = f"paramserver start worker --join {job.address} -- SCRIPT"
+            how = more_of(
+                "worker",
+                wanted,
+                (member.restart_command for member in present),
+                f"run on each machine that shall have another one: {by_hand}",
+            )
             raise errors.ConfigError(
-                f"job {job.options.job!r} has {len(present)} workers, and nobody here can start more: run on each "
-                f"machine that shall have another one: paramserver start worker --join {job.address} -- SCRIPT"
+                f"job {job.options.job!r} has {len(present)} workers, and nobody here can start more: {how}"
             )
         else:
             leaving = present[wanted:]

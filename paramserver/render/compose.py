@@ -97,6 +97,7 @@ def render(request: Request) -> Files:
         "  docker-compose up --scale worker=8                        also while it trains\n"
         "  docker-compose exec coordinator paramserver status\n"
         "  docker-compose --profile monitoring up                    with Grafana at http://127.0.0.1:3000"
+        f"{_page(containers)}"
     )
     if containers.password_file and not own_store:
         document["secrets"] = {"password": {"file": double_dollars(password)}}
@@ -110,10 +111,23 @@ def render(request: Request) -> Files:
     return {"docker-compose.yml": yaml_text(head, [document])}
 
 
+def _page(containers: Containers) -> str:
+    """A line about the page of the job; empty if there is none."""
+    if containers.dashboard == "off":
+        return ""
+    scheme, sign_in = "https", ". To sign in:\n  docker-compose exec coordinator paramserver dashboard --token"
+    if containers.request.insecure:
+        scheme, sign_in = "http", ""
+    return f"\nThe page of the job is at {scheme}://127.0.0.1:{containers.dashboard.rpartition(':')[2]}{sign_in}"
+
+
 def _coordinator(containers: Containers) -> _Service:
     service = _node(containers, "coordinator", ["start", "coordinator", "--continue"], containers.coordinator_values())
     service["volumes"].append(f"data:{RESULTS}")
     service["working_dir"] = RESULTS
+    if containers.dashboard != "off":
+        port = containers.dashboard.rpartition(":")[2]
+        service["ports"] = [f"127.0.0.1:{port}:{port}"]
     if containers.checkpoints.by_url:
         service["env_file"] = [_STORAGE_KEYS]
     if containers.own_store:

@@ -46,7 +46,7 @@ def test_workers_end_and_the_others_stay(cluster: Cluster) -> None:
 
 
 def test_they_are_locked_up(cluster: Cluster) -> None:
-    containers = cluster.containers()
+    containers, page = cluster.containers(), cluster.one("coordinator").id
     assert len(containers) == 7
     for container in containers:
         facts = container.facts()
@@ -56,7 +56,8 @@ def test_they_are_locked_up(cluster: Cluster) -> None:
         assert (host["ReadonlyRootfs"], host["Init"], host["Privileged"]) == (True, True, False)
         assert "no-new-privileges:true" in host["SecurityOpt"]
         assert 0 < host["PidsLimit"] <= 1024
-        assert host["PortBindings"] in ({}, None)
+        here = {"8780/tcp": [{"HostIp": "127.0.0.1", "HostPort": "0"}]}
+        assert (host["PortBindings"] or {}) == (here if container.id == page else {})
         if not container.running:
             continue
         status = container.exec("cat", "/proc/1/status").out

@@ -288,6 +288,16 @@ def test_pods_of_a_node_meet_if_that_is_wanted(target: str) -> None:
         assert container["env"][0]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
 
 
+def test_the_page_is_published_to_this_machine_only() -> None:
+    (own,) = yaml.safe_load_all((ROOT / "docker-compose.yml").read_text())
+    assert own["services"]["coordinator"]["ports"] == ["127.0.0.1:${DASHBOARD_PORT:-8780}:8780"]
+    files = rendered("compose")
+    assert objects(files)[0]["services"]["coordinator"]["ports"] == ["127.0.0.1:8780:8780"]
+    assert "https://127.0.0.1:8780. To sign in:" in files["docker-compose.yml"]
+    (off,) = objects(rendered("compose", web__dashboard="off"))
+    assert "ports" not in off["services"]["coordinator"]
+
+
 def test_containers_of_compose_meet_where_only_their_group_may_enter() -> None:
     (document,) = objects(rendered("compose"))
     (own,) = yaml.safe_load_all((ROOT / "docker-compose.yml").read_text())

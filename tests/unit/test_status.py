@@ -17,6 +17,8 @@ from paramserver.core.job.status import (
     departed_status,
     job_status,
     member_status,
+    more_of,
+    result_of,
 )
 
 RUNNING = JobFacts(Phase.RUNNING, workers=2)
@@ -124,3 +126,19 @@ def test_where_a_member_stands(facts: MemberFacts, expected: Status) -> None:
 )
 def test_where_somebody_stands_who_is_gone(how: Departure, expected: Status) -> None:
     assert departed_status(how) == expected
+
+
+def test_more_processes_are_started_where_the_others_were_started() -> None:
+    by_hand = "run: paramserver start worker --join a:8790"
+    assert more_of("worker", 5, ["docker start 3f2a"], by_hand) == (
+        "in containers of Compose, run: docker-compose up -d --no-recreate --scale worker=5"
+    )
+    assert more_of("worker", 5, ["systemctl restart paramserver-worker"], by_hand) == by_hand
+    assert more_of("server", 3, [], by_hand) == by_hand
+
+
+def test_the_sentence_of_the_last_lines() -> None:
+    assert result_of(["done: sync, 9 steps in 1.0 s", "everything promised is there"]) == "sync, 9 steps in 1.0 s"
+    assert result_of(["ended: sync", "promise broken: the disk is full"]) == "the disk is full"
+    assert result_of(["worker-0 failed with exit code 1; the run ends"]).startswith("worker-0 failed")
+    assert result_of([]) == ""

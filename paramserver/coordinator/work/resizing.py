@@ -33,6 +33,7 @@ from paramserver.coordinator.work.shards import lease_table
 from paramserver.core.job.holders import Holders
 from paramserver.core.job.life import Moves, Phase, WentBack
 from paramserver.core.job.membership import Role
+from paramserver.core.job.status import more_of
 from paramserver.core.procedures import resizing as core
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.leases import SliceLeases
@@ -280,7 +281,12 @@ class Resizing:
                 hint = (
                     "see the log of the run"
                     if job.options.launched
-                    else f"start each of them on its machine: paramserver start server --join {job.address}"
+                    else more_of(
+                        "server",
+                        self._core.wanted,
+                        (server.restart_command for server in job.members.of(Role.SERVER)),
+                        f"start each of them on its machine: paramserver start server --join {job.address}",
+                    )
                 )
                 raise errors.DeadlineError(
                     f"{len(missing)} of {self._core.wanted} servers are missing ({', '.join(missing[:8])}), so the "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paramserver.core.blame.facts import SILENT_S
@@ -47,6 +47,16 @@ class Status:
 def again(command: str) -> str:
     """A clause about a lost process, with the command that starts it again; empty if the command is not known."""
     return f" (if nothing starts it again, type: {command})" if command else ""
+
+
+def more_of(role: str, number: int, commands: Iterable[str], otherwise: str) -> str:
+    """What to do to have ``number`` processes of ``role`` where no launcher starts them, for people.
+
+    ``commands`` start those that are there again, and show who has started them. ``otherwise``: by hand.
+    """
+    if any(command.startswith("docker start ") for command in commands):
+        return f"in containers of Compose, run: docker-compose up -d --no-recreate --scale {role}={number}"
+    return otherwise
 
 
 def took_over(takeovers: int, repairs: int) -> str:

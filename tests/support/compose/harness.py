@@ -77,7 +77,8 @@ def compose_command() -> tuple[str, ...]:
 def clean_environment(**variables: str) -> dict[str, str]:
     """This process's environment without settings, plus some variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSERVER_")}
-    return {**kept, "IMAGE": IMAGE, "BUILD_IMAGE": BUILD_IMAGE, **variables}
+    # Any free port of the host: clusters of several tests are there at the same time.
+    return {**kept, "IMAGE": IMAGE, "BUILD_IMAGE": BUILD_IMAGE, "DASHBOARD_PORT": "0", **variables}
 
 
 def run_here(script: str, directory: Path, **settings: str) -> dict[str, Any]:
