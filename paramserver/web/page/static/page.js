@@ -34,7 +34,7 @@ async function begin() {
   controls.show(session);
   if (!session.reads) {
     trouble(null);
-    say(byId("sentence"), "Log in with the token of the job (join.token) to see it.");
+    say(byId("sentence"), "Log in with a token of the job: join.token to read, the admin token to give commands as well.");
     return;
   }
   charts.load(await get("/series"));

@@ -41,7 +41,7 @@ const view = (() => {
     list(byId("last-lines"), status.said);
   }
 
-  const sentences = () => [status.blame ?? []].flat().filter(Boolean);
+  const sentences = () => (status.said.length ? [] : [status.blame ?? []].flat().filter(Boolean));
 
   function blame() {
     const box = byId("blame");
