@@ -33,6 +33,7 @@ EXAMPLES = {
     "checkpoint export": "paramserver checkpoint export ckpt --to torch",
     "ledger": "paramserver ledger ckpt",
     "simulate": "paramserver simulate --workers 8 --params 25M --compute 0.2s --suggest",
+    "init": "paramserver init",
     "config show": "paramserver config show --origin --set training.seed=3",
     "config validate": "paramserver config validate paramserver.toml",
     "config schema": "paramserver config schema > paramserver.schema.json",

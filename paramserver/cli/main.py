@@ -44,6 +44,7 @@ COMMANDS = {
     "checkpoint": ("look.checkpoint:app", "Make, list, show, check, convert checkpoints."),
     "ledger": ("look.ledger:ledger", "Show which samples have counted how often."),
     "simulate": ("prepare.simulate:simulate", "Predict how fast a job would be."),
+    "init": ("prepare.init:init", "Write a small file of settings to begin with."),
     "config": ("prepare.config:app", "Show, check and describe the settings."),
 }
 

@@ -18,6 +18,16 @@ from paramserver.report.html import data_in
 _KINDS = "a report, a summary (run --summary) or a file of records (run --records)"
 
 
+def read_two(paths: Sequence[Path]) -> tuple[Report, Report] | None:
+    """Two runs to compare: two reports, or two summaries. None: the files are those of one run. Raises UserError."""
+    if len(paths) != 2:
+        return None
+    found = [_read(path) for path in paths]
+    if not all(isinstance(one, Report) for one in found) and not all(isinstance(one, dict) for one in found):
+        return None
+    return read_files(paths[:1]), read_files(paths[1:])
+
+
 def read_files(paths: Sequence[Path]) -> Report:
     """One report of all files. Raises UserError for a file that is none of the three kinds, or a second of its kind."""
     summary: dict[str, Any] | None = None
@@ -26,7 +36,7 @@ def read_files(paths: Sequence[Path]) -> Report:
         found = _read(path)
         if isinstance(found, Report):
             if len(paths) > 1:
-                raise errors.UserError(f"{path} is a whole report: give it alone")
+                raise errors.UserError(f"{path} is a whole report: give it alone, or two reports to compare two runs")
             return found
         if isinstance(found, dict):
             if summary is not None:

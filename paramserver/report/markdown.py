@@ -1,14 +1,17 @@
-"""A report as Markdown, short enough for a pull request. Names of the run cannot become markup, links or mentions."""
+"""A report, or two side by side, as Markdown, short enough for a pull request.
+
+Names of the run cannot become markup, links or mentions.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from paramserver.core.records.sparkline import sparkline
 from paramserver.report.data import Report
 from paramserver.report.html import BADGES
-from paramserver.report.text import count
+from paramserver.report.text import count, number
 from paramserver.report.view import NOTABLE, Table, ordered, view_of
 
 _MAX_ROWS = 40
@@ -58,6 +61,56 @@ def markdown_of(report: Report) -> str:
     lines += _folded("Versions", view.versions)
     lines += _list("Missing", view.notes)
     return "\n".join(lines) + "\n"
+
+
+def comparison_of(one: Report, other: Report, names: tuple[str, str]) -> str:
+    """Two runs side by side: facts, values, bits, and the settings and versions that differ."""
+    runs = (one, other)
+    lines = [f"## {escape(names[0])} and {escape(names[1])}", ""]
+    lines += [f"- {escape(name)}: {escape(run.outcome.sentence)}" for name, run in zip(names, runs, strict=True)]
+    facts = [dict(view_of(run).facts) | _numbers(run) for run in runs]
+    ordinary = [key for key in dict.fromkeys((*facts[0], *facts[1])) if key not in _last(one) | _last(other)]
+    lines += _section("Facts", _beside("", ordinary, facts, names))
+    points = [{curve.name: [point.value for point in curve.points] for curve in ordered(run.curves)} for run in runs]
+    ends = [_last(run) for run in runs]
+    rows = []
+    for name in dict.fromkeys((*points[0], *points[1])):
+        values = [each.get(name) for each in ends]
+        change = number(values[1] - values[0]) if values[0] is not None and values[1] is not None else ""
+        curves = (_spark(each[name]) if name in each else "" for each in points)
+        rows.append((name, *curves, *map(number, values), change))
+    headings = ("value", *(f"curve of {name}" for name in names), *(f"last of {name}" for name in names), "change")
+    lines += _section("Values", Table(headings, rows, frozenset({3, 4, 5})))
+    digests = [run.summary.get("weights_sha256") for run in runs]
+    if all(digests):
+        lines += _list("Result", [f"The weights {'have the same bits' if digests[0] == digests[1] else 'differ'}."])
+    settings = [{setting.key: setting.value for setting in run.settings} for run in runs]
+    lines += _section("Settings that differ", _differing("setting", settings, names))
+    if not all(settings):
+        lines += _list("Missing", ["Settings: a summary does not have them; run --report does."])
+    lines += _section("Versions that differ", _differing("package", [one.versions, other.versions], names))
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(run: Report) -> dict[str, str]:
+    """Facts that matter beside another run, and go without saying in a report of one."""
+    known = run.summary or run.status
+    wanted = ("samples", "rollbacks", "steps_redone")
+    return {key: number(known[key]) for key in wanted if known.get(key) is not None}
+
+
+def _last(run: Report) -> dict[str, float]:
+    return {curve.name: curve.points[-1].value for curve in ordered(run.curves)}
+
+
+def _beside(title: str, keys: Iterable[str], pair: Sequence[Mapping[str, str]], names: tuple[str, str]) -> Table:
+    return Table((title, *names), [(key, *(each.get(key, "") for each in pair)) for key in keys])
+
+
+def _differing(title: str, pair: Sequence[Mapping[str, str]], names: tuple[str, str]) -> Table:
+    one, other = pair
+    keys = [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)] if one and other else []
+    return _beside(title, keys, pair, names)
 
 
 def _spark(values: Sequence[float]) -> str:

@@ -71,7 +71,18 @@ def is_report(path: Path) -> bool:
 
 def write_report(path: Path, report: Report, setting: str = "run.report") -> None:
     """Write the file whole or not at all. Raises UserError if that fails."""
-    text = rendered(report, format_of(path, setting))
+    write_text(path, rendered(report, format_of(path, setting)), setting)
+
+
+def compared(one: Report, other: Report, names: tuple[str, str]) -> str:
+    """The text of a file that compares two runs, as Markdown. ``names``: of the runs."""
+    from paramserver.report.markdown import comparison_of
+
+    return _MARKDOWN_MARK + comparison_of(one, other, names)
+
+
+def write_text(path: Path, text: str, setting: str) -> None:
+    """Write a file whole or not at all. Raises UserError if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

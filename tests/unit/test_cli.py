@@ -302,6 +302,9 @@ def test_status_as_a_table() -> None:
     assert headline(facts) in text
     assert "worker-0" in text
     assert "lost: worker-1" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["server", "server-0", "11", "127.0.0.1:5", "training", "9"] in rows, "a server is in no epoch"
+    assert ["worker", "worker-0", "12", "training", "0", "9", "18", "0"] in rows
 
 
 def test_status_says_why_memory_is_not_shared() -> None:

@@ -26,6 +26,7 @@ from paramserver.report.secrets import secrets_of, without
 from paramserver.report.view import view_of
 from paramserver.report.writing import check_report, rendered, write_report
 from paramserver.v1 import coordinator_pb2
+from paramserver.web.models import Setting
 from tests.support.unit.runs import BEGUN_S, MARKUP, SUMMARY, event, run, slowed
 
 
@@ -347,3 +348,51 @@ def test_the_command_asks_a_running_job(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("paramserver.cli.train.report.find_target", lambda where: Answers(term=0))
     assert main(["report"]) == errors.UnavailableError.exit_code
     assert "no coordinator leads job digits: this coordinator stands by" in capsys.readouterr().err
+
+
+def saved(path: Path, found: Any) -> Path:
+    write_report(path, found)
+    return path
+
+
+def test_two_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def made(name: str, lr: str, last: float, **summary: Any) -> Any:
+        curves = [Curve(name="loss", points=[CurvePoint(step=n, at_s=0.0, value=v) for n, v in ((0, 2.0), (1, last))])]
+        settings = [Setting(key="training.seed", value="0", origin="default", description="")]
+        settings.append(Setting(key="run.args", value=lr, origin="flag", description=""))
+        return run(job=name, summary={**SUMMARY, "job": name, **summary}, curves=curves, settings=settings)
+
+    one = saved(tmp_path / "one.html", made("first", "('--lr', '0.1')", 0.5))
+    more = {"workers": 4, "seconds": 7.0, "weights_sha256": "00" * 32}
+    other = saved(tmp_path / "other.json", made("second", "('--lr', '0.2')", 0.25, **more))
+    assert main(["report", str(one), str(other)]) == 0
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines()]
+    assert ["processes", "2 servers, 2 workers", "2 servers, 4 workers"] in rows
+    assert ["time", "12 s", "7 s"] in rows
+    assert ["loss", "█▁", "█▁", "0.5", "0.25", "-0.25"] in rows
+    assert ["run.args", "('--lr', '0.1')", "('--lr', '0.2')"] in rows
+    assert not [row for row in rows if row[0] == "training.seed"], "only settings that differ"
+    assert ["- The weights differ."] in rows
+    assert main(["report", str(one), str(one), "-o", str(tmp_path / "both.md")]) == 0
+    text = (tmp_path / "both.md").read_text()
+    assert "The weights have the same bits." in text
+    assert "Settings that differ" not in text
+
+
+def test_two_summaries_are_compared_and_other_pairs_and_formats_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summaries = [tmp_path / "one.json", tmp_path / "other.json"]
+    for path in summaries:
+        path.write_text(json.dumps(SUMMARY))
+    names = [str(path) for path in summaries]
+    assert main(["report", *names]) == 0
+    said = capsys.readouterr().out
+    assert "The weights have the same bits." in said
+    assert "Settings: a summary does not have them" in said
+    for arguments in (["-o", str(tmp_path / "x.html")], ["--format", "json"]):
+        assert main(["report", *names, *arguments]) == 2
+        assert "two runs are compared as Markdown" in capsys.readouterr().err
+    whole = saved(tmp_path / "whole.html", run())
+    assert main(["report", names[0], str(whole)]) == 2
+    assert "two reports to compare two runs" in capsys.readouterr().err

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from paramserver.v1.coordinator_pb2 import StatusResponse
 
+# The columns of the table, before the reason.
+_TEXTS = ("role", "name", "pid", "address", "state")
+_NUMBERS = ("epoch", "version", "clock", "samples")
 # A line names so many workers, and counts more of them.
 _NAMED = 4
 
@@ -40,15 +43,15 @@ def render(facts: dict[str, Any], cut: bool = False) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for title in ("role", "name", "pid", "address", "state"):
+    for title in _TEXTS:
         table.add_column(title, no_wrap=True)
-    for title in ("epoch", "version", "clock", "samples"):
+    for title in _NUMBERS:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("why", no_wrap=cut, overflow="ellipsis" if cut else "fold")
     for process in facts["processes"]:
-        cells = [process[key] for key in ("role", "name", "pid", "address", "state", "epoch", "version", "clock")]
-        cells += [process["samples"], process["reason"]]
-        table.add_row(*(Text(str(cell)) for cell in cells))
+        table.add_row(
+            *(Text(str(process[key]) if _applies(process, key) else "") for key in (*_TEXTS, *_NUMBERS, "reason"))
+        )
     lines: list[RenderableType] = [Text(headline(facts)), table]
     lines += [Text(sentence, style="bold") for sentence in facts["blame"]]
     lines += [Text(f"wrong now: {sentence}") for sentence in facts["troubles"].values()]
@@ -68,6 +71,13 @@ def render(facts: dict[str, Any], cut: bool = False) -> RenderableType:
     if facts["rollbacks"]:
         lines.append(Text(f"went back {facts['rollbacks']} times; {facts['steps_redone']} steps were done again"))
     return Group(*lines)
+
+
+def _applies(process: dict[str, Any], key: str) -> bool:
+    """Whether a process of this role has such a fact: servers are in no epoch, and coordinators hold no weights."""
+    if key == "pid":
+        return bool(process[key])
+    return key not in _NUMBERS or process["role"] in (("server", "worker") if key == "version" else ("worker",))
 
 
 def _batch(facts: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,12 +27,14 @@ def report(
 ) -> int:
     """Tell what happened in a run: curves, where the time went, faults, ledger, digests, settings, versions.
 
-    Without files: of a running job. "paramserver run --report FILE" writes the report at the end by itself.
+    Without files: of a running job. "paramserver run --report FILE" writes the report at the end by itself. Two
+    reports, or two summaries: compare the runs.
 
     Parameters
     ----------
     files
-        Files of a run that has ended: an earlier report, or the summary and the records.
+        Files of a run that has ended: an earlier report, or the summary and the records. Reports (.html, .json) or
+        summaries of two runs: a comparison, as Markdown.
     output
         Write to this file: .html (one page to read offline), .md (for a pull request) or .json. Print it otherwise.
     format
@@ -46,8 +49,10 @@ def report(
     if files and where != NEAR:
         raise ConfigError("files and a running job are both named; give one of them")
     if files:
-        from paramserver.report.files import read_files
+        from paramserver.report.files import read_files, read_two
 
+        if (two := read_two(files)) is not None:
+            return _compare(two, files, output, format)
         found = read_files(files)
     else:
         found = _ask(where)
@@ -55,6 +60,24 @@ def report(
         print(rendered(found, format or "md"), end="")
         return 0
     write_report(output, found, "--output")
+    print(f"report {output}")
+    return 0
+
+
+def _compare(two: tuple[Report, Report], files: Sequence[Path], output: Path | None, format: str | None) -> int:
+    """Print or write a comparison of two runs. Raises ConfigError for a format other than Markdown."""
+    from paramserver.report.writing import compared, format_of, write_text
+
+    if (format or "md") != "md" or (output is not None and format_of(output, "--output") != "md"):
+        raise ConfigError("two runs are compared as Markdown: leave --format out, or name a file that ends with .md")
+    names = [one.job for one in two]
+    if names[0] == names[1]:
+        names = [str(file) for file in files]
+    text = compared(*two, (names[0], names[1]))
+    if output is None:
+        print(text, end="")
+        return 0
+    write_text(output, text, "--output")
     print(f"report {output}")
     return 0
 
