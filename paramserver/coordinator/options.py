@@ -18,6 +18,8 @@ class CheckpointOptions:
     ``run``: how the job was started, written into each manifest. ``holding``: the job's claim to the place; None: no
     other job uses it. ``multiple``: synchronous versions that may be saved are multiples of it. ``best_metric``: a name
     in ``ctx.log``; the ``best_keep`` checkpoints with its lowest ("min") or highest ("max") values are kept, too.
+    ``sparing``: with ``every_s``, checkpoints take a small part of the time only, and come more seldom if they take
+    long.
     """
 
     place: str = ""
@@ -30,6 +32,7 @@ class CheckpointOptions:
     best_metric: str = ""
     best_mode: str = "min"
     best_keep: int = 1
+    sparing: bool = False
 
     @property
     def private(self) -> bool:

@@ -47,6 +47,7 @@ from paramserver.report.writing import check_report
 from paramserver.results.gather import MovedError, gather
 from paramserver.results.summary import check_writable
 from paramserver.results.verdict import BROKEN, broken_lines, broken_untrained, closing_lines, exit_code
+from paramserver.resume.checkpointing import cost_of_a_loss, own_pace
 from paramserver.resume.claiming import keep_up, leave
 from paramserver.resume.holding import hold_for_run
 from paramserver.transport import grpc
@@ -279,8 +280,8 @@ class Launcher:
             place = str(Path(place).absolute())
         self._wanted_checkpoints = place if wanted.place else ""
         changes: dict[str, object] = {"dir": place}
-        if not wanted.place and self._settings.origins()["checkpoint.every_s"] == "default":
-            changes["every_s"] = 0.0  # the directory may be in memory, and nobody has asked for it
+        if not wanted.place:
+            changes |= own_pace(self._settings)
         self._settings = self._settings.model_copy(update={"checkpoint": wanted.model_copy(update=changes)})
 
     # ---- starting
@@ -343,6 +344,8 @@ class Launcher:
             f"coordinator at {self._address}, store {name}"
             + (f", dashboard at {spawner.dashboard}" if spawner.dashboard else ""),
         )
+        if line := cost_of_a_loss(settings, not self._wanted_checkpoints):
+            self._say(line)
         return supervisor
 
     def _starter(self) -> Starter:

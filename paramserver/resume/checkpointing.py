@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from paramserver.config import FEEDBACK, FIELDS, Settings
 from paramserver.coordinator.history.manifests import TRACKED_AS, model_of, position_of
 from paramserver.coordinator.options import CheckpointOptions
 from paramserver.core.versions.consistency import Mode
+from paramserver.processes.environment import ENV_ORIGINS
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import consistency_from_proto, data_from_proto, layout_of, schedule_from_proto
 
@@ -36,6 +39,9 @@ _ALWAYS = (
     *("checkpoint.every", "checkpoint.every_s", "checkpoint.keep"),
 )
 
+# Seconds between checkpoints that nobody has asked for, in the own directory of `run`.
+_OWN_EVERY_S = 5.0
+
 
 def checkpoint_options(settings: Settings, holding: Holding | None = None, tracked: str = "") -> CheckpointOptions:
     """The coordinator's options about checkpoints. ``holding``: of the place where checkpoints go.
@@ -48,8 +54,42 @@ def checkpoint_options(settings: Settings, holding: Holding | None = None, track
     run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in told}
     run |= {TRACKED_AS: tracked} if tracked else {}
     multiple = settings.flush_every if settings.training.push_compression in FEEDBACK else 1
+    origins = settings.origins() | json.loads(os.environ.get(ENV_ORIGINS, "{}"))
+    sparing = holding is not None and holding.private and origins["checkpoint.every_s"] == "default"
     best = wanted.best_metric, wanted.best_mode, wanted.best_keep
-    return CheckpointOptions(wanted.place, wanted.every, wanted.keep, run, holding, wanted.every_s, multiple, *best)
+    return CheckpointOptions(
+        wanted.place, wanted.every, wanted.keep, run, holding, wanted.every_s, multiple, *best, sparing
+    )
+
+
+def own_pace(settings: Settings) -> dict[str, object]:
+    """How often `run` saves in its own directory, and how many checkpoints it keeps there, unless the user says so.
+
+    Backups lose nothing. Without them, a killed server would cost all steps since the start.
+    """
+    origins = settings.origins()
+    if origins["checkpoint.every_s"] != "default":
+        return {}
+    changes: dict[str, object] = {"every_s": 0.0 if settings.replicas(launched=True) else _OWN_EVERY_S}
+    if origins["checkpoint.keep"] == "default" and not settings.checkpoint.every:
+        changes["keep"] = 1  # the directory may be in memory
+    return changes
+
+
+def cost_of_a_loss(settings: Settings, private: bool) -> str:
+    """What a killed server costs a run; empty if nothing. ``private``: checkpoints lie in the run's own directory."""
+    if settings.run.ddp or settings.replicas(launched=True):
+        return ""
+    wanted, steps = settings.checkpoint, "steps" if settings.consistency.mode == "sync" else "slices"
+    since = "the start are done again"
+    if wanted.every:
+        since = f"the last checkpoint are done again; there is one every {wanted.every} {steps}"
+    elif wanted.every_s:
+        own = private and settings.origins()["checkpoint.every_s"] == "default"
+        seldom = ", more seldom if that takes long" if own else ""
+        since = f"the last checkpoint are done again; there is one every {wanted.every_s:g} s{seldom}"
+    none = " (with --replicas 1 none are)" if settings.cluster.servers > 1 else ""
+    return f"if a server is killed, the {steps} since {since}{none}"
 
 
 def place_of(settings: Settings, fresh: bool) -> Place | None:

@@ -194,3 +194,16 @@ def test_servers_are_started_again_and_the_job_goes_back(place: Place, wanted: d
     found = run.finish()
     assert found["restarts"] == {"server-0": 1, "server-1": 2}
     same(found, wanted)
+
+
+@pytest.mark.long
+def test_a_server_is_killed_in_a_run_without_a_directory_for_checkpoints(place: Place, wanted: dict[str, Any]) -> None:
+    """It costs some seconds of training, and not all steps since the start."""
+    run = Run(place, 2, "--set", "cluster.max_idle_s=30", pace_s=0.8)
+    assert "the steps since the last checkpoint are done again; there is one every 5 s" in run.running.out
+    until("a checkpoint", lambda: not status_of(run.running)["checkpoint"].startswith("step-00000000-"), 60.0)
+    run.kill("server-1")
+    run.running.wait_for(r"the job went back to version [1-9]\d* on timeline 1; \d+ steps are done again")
+    found = run.finish()
+    assert found["rollbacks"] == 1
+    same(found, wanted)

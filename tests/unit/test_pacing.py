@@ -71,3 +71,19 @@ def test_versions_at_which_something_is_left_out_are_passed_over() -> None:
     pace = Pacing(CheckpointOptions("ckpt", every_s=1.0, multiple=100))
     assert [pace.possible(version) for version in (1, 99, 100, 101)] == [100, 100, 100, 200]
     assert Pacing(CheckpointOptions("ckpt", every_s=1.0)).possible(7) == 7
+
+
+def test_checkpoints_that_nobody_has_asked_for_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model is saved more seldom. The interval that a user has set stays."""
+    clock = Clock(monkeypatch)
+    sparing = Pacing(CheckpointOptions("ckpt", every_s=5.0, sparing=True))
+    asked = Pacing(CheckpointOptions("ckpt", every_s=5.0))
+    for seconds, interval in ((0.1, 5.0), (2.0, 40.0), (0.5, 10.0), (0.0, 5.0)):
+        for pace in (sparing, asked):
+            pace.took(seconds)
+            pace.restart(0)
+        clock.now += interval - 0.1
+        assert not sparing.due(9, Mode.SYNC)
+        assert asked.due(9, Mode.SYNC) is (interval > 5.0)
+        clock.now += 0.2
+        assert sparing.due(9, Mode.SYNC)

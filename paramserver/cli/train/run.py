@@ -93,7 +93,7 @@ def run(
         Keep checkpoints in this directory, or at this URL.
     checkpoint_every
         Steps (async: slices) from one checkpoint to the next; if 0, every checkpoint.every_s seconds in
-        --checkpoint-dir, and otherwise only the first and the last version.
+        --checkpoint-dir, and otherwise every 5 s or more seldom for as long as the run takes.
     resume
         Go on from this checkpoint, or from the newest in this directory, with the same script and settings.
     fresh

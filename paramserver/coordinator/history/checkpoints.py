@@ -184,9 +184,11 @@ class Checkpoints:
 
     def _announce(self, name: str, version: int, nbytes: int) -> None:
         self.last = max(filter(None, (self.last, name)), key=catalog.order)
+        self._cuts.took(self.overdue.took(version))
         self.overdue.saved(version)
         self._job.write_down()
-        log.info("checkpoint", version=version, saved=name, MB=round(nbytes / 1e6, 1))
+        tell = log.debug if self.options.sparing else log.info
+        tell("checkpoint", version=version, saved=name, MB=round(nbytes / 1e6, 1))
 
     async def _prune(self, kept: set[str]) -> None:
         assert self.place is not None

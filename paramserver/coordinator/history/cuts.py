@@ -79,10 +79,16 @@ class Cuts:
         self.lock = asyncio.Lock()
         self._job, self._versions = job, versions
         self._pacing = Pacing(options)
+        # For how long workers were held back for the last cut.
+        self._held_s = 0.0
 
     def restart(self, version: int) -> None:
         """The job goes on from ``version``, on another timeline."""
         self._pacing.restart(version)
+
+    def took(self, seconds: float) -> None:
+        """A checkpoint was written in so many seconds; in asynchronous mode workers may have waited before that."""
+        self._pacing.took(seconds + self._held_s)
 
     def possible(self, version: int) -> int:
         """The first version from ``version`` on that may be saved: compression leaves nothing out for this one."""
@@ -121,10 +127,12 @@ class Cuts:
         async with self.lock:
             hold = self._job.consistency.mode is Mode.ASYNC
             limit_s, multiple = _HELD_S if hold else _CUT_S, self._pacing.possible(1)
-            cutting = Cutting(ahead and not hold, hold, time.monotonic(), limit_s, multiple)
+            begun = time.monotonic()
+            cutting = Cutting(ahead and not hold, hold, begun, limit_s, multiple)
             while True:
                 match cutting.command:
                     case End(version):
+                        self._held_s = time.monotonic() - begun if hold else 0.0
                         return version
                     case GiveUp(error):
                         raise error

@@ -36,6 +36,10 @@ class Overdue:
         """Some server writes this version."""
         self._begun.setdefault(version, time.monotonic())
 
+    def took(self, version: int) -> float:
+        """For how many seconds this version has been written."""
+        return time.monotonic() - self._begun.get(version, time.monotonic())
+
     def saved(self, version: int) -> None:
         """This version is a checkpoint: earlier versions are no longer overdue."""
         self._end(version)

@@ -7,6 +7,9 @@ import time
 from paramserver.coordinator.options import CheckpointOptions
 from paramserver.core.versions.consistency import Mode
 
+# If nobody has asked for them, checkpoints take at most this part of the time.
+_SHARE = 0.05
+
 
 class Pacing:
     """The checkpoints that the coordinator has to begin. With ``every``, synchronous shards begin them by themselves.
@@ -17,6 +20,7 @@ class Pacing:
     def __init__(self, options: CheckpointOptions) -> None:
         self._every = options.every if options.place else 0
         self._every_s = options.every_s if options.place and not options.every else 0.0
+        self._wished_s, self._sparing = self._every_s, options.sparing
         # No checkpoint is taken at versions that are not multiples of this.
         self._multiple = max(1, options.multiple)
         # With ``every``: the version at which the next one is due.
@@ -28,6 +32,11 @@ class Pacing:
         """The job goes on from ``version``, on another timeline."""
         self._begun, self._newest = time.monotonic(), version
         self._pass(version)
+
+    def took(self, seconds: float) -> None:
+        """A checkpoint has taken so many seconds."""
+        if self._sparing and self._every_s:
+            self._every_s = max(self._wished_s, seconds / _SHARE)
 
     def due(self, reached: int, mode: Mode) -> bool:
         """Whether a checkpoint has to be begun now. ``reached``: the newest version of any shard."""
