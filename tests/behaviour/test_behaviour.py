@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -60,12 +61,30 @@ def test_random_scripts_in_processes(seed: int) -> None:
     [
         (("loop=no loader", "model=a buffer that counts"), Form(mode="async")),
         (("scheduler=StepLR", "keep=optimizer.state_dict()"), Form(1, 3, 1)),
+        (("data=samples as they are", "body=changes the batch in its place"), Form(1)),
     ],
-    ids=["the first batch's change of a buffer", "the learning rate of a worker without slices"],
+    ids=["the first batch's change of a buffer", "the learning rate of a worker without slices", "changed samples"],
 )
 def test_what_was_found(labels: tuple[str, ...], form: Form) -> None:
     """Small scripts that failed once."""
     assert not trial(of_labels(labels, form))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("labels", "form"),
+    [
+        (
+            ("keep=the best model by an evaluation on all workers",),
+            Form(1, 2, 2, real=True, kills=("server",), late=True),
+        ),
+        (("data=a stream", "body=changes the batch in its place"), Form(1, real=True, kills=("server",))),
+    ],
+    ids=["an evaluation of an epoch that was undone", "a batch that was handed out twice"],
+)
+def test_what_was_found_in_processes(labels: tuple[str, ...], form: Form) -> None:
+    """Small scripts that failed once when a server was killed."""
+    assert not trial(replace(of_labels(labels, form), samples=24, batch=2, epochs=3))
 
 
 def test_every_piece_is_drawn() -> None:

@@ -43,6 +43,8 @@ _SURVIVES = frozenset(
         *("loop=epochs", "loop=range"),
     }
 )
+# What all workers agree on is not lost with a process.
+_AGREED = {"keep=the best model by an evaluation on all workers"}
 _PLAIN = {
     "imports": "",
     "data": "",
@@ -81,9 +83,9 @@ _PLAIN = {
     "end": "ctx.close()\n",
 }
 _BODY = "$first$forward$backward$before_step$step$after_step${zero}seen.append(float(loss.detach()))\n$late"
-# Says that training has begun, and gives somebody the time to kill it.
+# Says in which epoch it trains, and gives somebody the time to kill it.
 _PACE = """\
-open(f"{os.environ['FOUND']}-{ctx.rank}-begun", "w").close()
+open(f"{os.environ['FOUND']}-{ctx.rank}-begun-{globals().get('epoch', 0)}", "w").close()
 time.sleep(0.05)
 """
 _TEXT = """\
@@ -143,7 +145,8 @@ class Form:
     ``changes``: the modes to which the job is changed while it trains. ``real``: in processes, with `paramserver run`;
     of these the ``kills`` are killed while it trains, one after the other. ``again``: "used" and "fresh" if it runs a
     second time with the same directory of checkpoints, without and with ``--fresh``; "resume" if it is stopped and
-    resumed.
+    resumed. ``late``: the first kill strikes in the second epoch, and there are no checkpoints but those of the first
+    and the last version, so that the job goes back to the first epoch.
     """
 
     servers: int = 0
@@ -155,6 +158,7 @@ class Form:
     real: bool = False
     kills: tuple[str, ...] = ()
     again: str = ""
+    late: bool = False
 
     @property
     def loose(self) -> bool:
@@ -168,6 +172,7 @@ class Form:
         more = f"; changes to {', '.join(self.changes)}" if self.changes else ""
         more += "; real processes" if self.real else ""
         more += f"; again: {self.again}" if self.again else ""
+        more += "; late" if self.late else ""
         return f"{where}; {how}{more}{'; killed: ' + ', '.join(self.kills) if self.kills else ''}"
 
 
@@ -236,7 +241,8 @@ def fits(form: Form, pieces: Iterable[Piece]) -> bool:
     if form.loose and (by_kind["model"].name != "counts" or needs & {Need.SINGLE, Need.SYNC}):
         return False
     if form.kills or form.again:
-        if any(p.label not in _SURVIVES for p in chosen if p.kind in _KEPT):
+        survives = _SURVIVES if form.again else _SURVIVES | _AGREED
+        if any(p.label not in survives for p in chosen if p.kind in _KEPT):
             return False
         if "samples" in by_kind["data"].slots:  # it would be over at once
             return False
@@ -343,7 +349,10 @@ def _real_form(chance: random.Random) -> Form:
     kills: tuple[str, ...] = chance.choice(((), (), (), *deaths))
     again = "" if kills else chance.choice(("", "", "used", "fresh", "resume"))
     slices = 1 if mode == "async" else chance.choice((1, 2, 3))
-    return Form(chance.choice((1, 2)), workers, slices, mode, chance.choice((0, 3)), (), True, kills, again)
+    servers, staleness = chance.choice((1, 2)), chance.choice((0, 3))
+    return Form(
+        servers, workers, slices, mode, staleness, (), True, kills, again, bool(kills) and chance.random() < 0.5
+    )
 
 
 _HYPERS: Mapping[str, tuple[str, ...]] = {

@@ -58,7 +58,7 @@ def _compare(script: Script, wanted: Played, played: Played) -> str:
         whole = script.form.workers == 1 and script.form.slices == 1 and not (script.form.kills or script.form.again)
         keys = [key for key in mine if whole or key != "seen"]
         want = {k: mine[k] for k in keys}
-        if script.form.workers > 1:  # one that comes late begins with the epoch at hand
+        if script.form.workers > 1 or script.form.kills:  # one that comes late begins with the epoch at hand
             for key in {"scores", "epochs"} & mine.keys():
                 want[key] = {epoch: value for epoch, value in mine[key].items() if epoch in found.get(key, ())}
                 found.setdefault(key, {})

@@ -6,6 +6,7 @@ seed. All else is torch's own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_seed
 from paramserver.worker.data.described import describe_loader
@@ -67,6 +68,9 @@ class Loader:
     """Iterates over the batches, seeded as the slices of a job are."""
 
     def __init__(self, context: Context, loader: DataLoader[Any], accumulate: int) -> None:
+        if isinstance(loader.dataset, IterableDataset):
+            samples: Any = list(loader.dataset)
+            loader = DataLoader(samples, loader.batch_size, drop_last=loader.drop_last, collate_fn=loader.collate_fn)
         data = describe_loader(loader, accumulate, context.slices)
         order = order_of(loader, data, 0, lambda epoch, digest: digest)
         self._context = context
@@ -81,7 +85,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         for batch in self._inner:
             self._context.seed_model()
-            yield batch
+            # As docs/training.md promises, the data set keeps its samples.
+            yield copy.deepcopy(batch)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("_context", "_inner"):
@@ -118,6 +123,9 @@ class Context:
     steps: int = 0
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    went_back: bool = False
+    gathered: list[Any] = field(default_factory=list)
+    numbers: dict[str, list[float]] = field(default_factory=dict)
 
     def prepare(self, *objects: Any, accumulate: int = 1) -> Any:
         """The same objects; of a loader one in the order of the job."""
@@ -155,6 +163,24 @@ class Context:
     def clip_grad_norm(self, limit: float) -> None:
         """Of the whole step, as far as it is trained."""
         nn.utils.clip_grad_norm_([p for group in self.optimizers[0].param_groups for p in group["params"]], limit)
+
+    def evaluate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """All batches."""
+        self.gathered = []
+        yield from loader
+
+    def gather(self, value: Any) -> None:
+        """Of the batch at hand."""
+        self.gathered.append(value)
+
+    def agree(self, value: float, name: str) -> float:
+        """There is one worker."""
+        self.numbers.setdefault(name, []).append(value)
+        return value
+
+    def agreed(self, name: str) -> list[float]:
+        """All numbers of this name."""
+        return self.numbers.get(name, [])
 
     def log(self, **metrics: Any) -> None:
         """Nobody looks."""

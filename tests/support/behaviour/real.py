@@ -64,7 +64,7 @@ class Run:
             "--staleness": form.staleness,
             "--slices-per-step": form.slices if form.mode == "sync" else 0,
             "--checkpoint-dir": self._checkpoints,
-            "--checkpoint-every": 4,
+            "--checkpoint-every": 10_000 if form.late else 4,
         }
         words = [str(word) for pair in numbers.items() for word in pair] if "--resume" not in flags else []
         script = [self._script] if "--resume" not in flags else []
@@ -94,7 +94,8 @@ class Run:
 
     def trains(self, running: Running) -> None:
         """Wait until somebody trains."""
-        until("somebody trains", lambda: running.ended or list(self._place.glob("found-*-begun")), 60.0)
+        begun = f"found-*-begun-{int(self._form.late)}"
+        until("somebody trains", lambda: running.ended or list(self._place.glob(begun)), 60.0)
 
     def kill(self, running: Running, role: str) -> None:
         """Kill -9 a process of this role once somebody trains."""

@@ -138,6 +138,33 @@ def collate_with(generator):
         ("is another one here",),
         needs=(Need.SEVERAL, Need.LOADER),
     ),
+    Piece(
+        "data",
+        "a stream",
+        {
+            "data": """\
+class Stream(IterableDataset):
+    def __len__(self):
+        return $samples
+
+    def __iter__(self):
+        return iter([(inputs[k], targets[k]) for k in range($samples)])
+
+rows, data = data, Stream()
+"""
+        },
+        without=("state", "keep=evaluation between epochs"),
+    ),
+    Piece(
+        "data",
+        "samples as they are",
+        {
+            "data": "def as_it_is(rows):\n    return rows[0]\n\n",
+            "loader": "loader = DataLoader(data, batch_size=1, shuffle=True, collate_fn=as_it_is)\n",
+        },
+        needs=(Need.SINGLE,),
+        without=("model", "body=gradient accumulation"),
+    ),
     # Workers of a test may be threads, so samplers draw from a generator of their own. Batches may have one sample.
     Piece(
         "data",

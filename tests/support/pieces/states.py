@@ -235,6 +235,24 @@ KEEPS: list[Piece] = [
     ),
     Piece(
         "keep",
+        "the best model by an evaluation on all workers",
+        {
+            "epoch_end": """\
+model.eval()
+with torch.no_grad():
+    for x, y in ctx.evaluate(DataLoader(TensorDataset(inputs, targets), batch_size=4)):
+        ctx.gather(float($loss))
+model.train()
+score = ctx.agree(sum(ctx.gathered), "score")
+found.setdefault("scores", {})[epoch] = score
+if not ctx.went_back and score <= min(ctx.agreed("score")):
+    found.setdefault("epochs", {})[epoch] = {name: value.clone() for name, value in model.state_dict().items()}
+"""
+        },
+        needs=(Need.LOADER, Need.SYNC),
+    ),
+    Piece(
+        "keep",
         "weights between epochs",
         {
             "epoch_end": "weights = {name: value.clone() for name, value in model.state_dict().items()}\n"
