@@ -67,6 +67,8 @@ class Facts:
     def went_back(self) -> bool:
         """True if the job went back to a checkpoint, and the script has had no batch, and begun no epoch, since then.
 
+        Also false if other workers have trained the epoch again meanwhile, so that it does not come again.
+
         What the script computes meanwhile is of weights whose history was undone: it counts for no epoch, and
         ``ctx.epochs`` gives the epochs since the checkpoint again. A script that keeps its own best model, or stops
         early, leaves out the rest of such an epoch. Always false where servers have backups, unless both are lost.

@@ -222,6 +222,8 @@ class Position:
                 self._thawing.check()
             if item is None:  # a schedule is where the epoch's last update has brought it
                 self._schedules.align(at_end=True)
+                if engine.rollback.aborted and engine.rollback.open_epoch() > passes.epoch:
+                    engine.rollback.goes_on()  # others have trained the epoch again meanwhile: it does not come again
                 if self._saves_best and not engine.rollback.aborted:
                     engine.loop.end_of_epoch(passes.epoch)
                 return None
