@@ -11,7 +11,11 @@ import pytest
 
 from paramserver.checkpoint.manifest import Manifest, NewerFormatError, decode, encode
 from paramserver.checkpoint.tensorfile import FileInfo
+from paramserver.coordinator.history.manifests import manifest_of
+from paramserver.coordinator.options import JobOptions
+from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.errors import CheckpointError
+from paramserver.v1 import coordinator_pb2, types_pb2
 from tests.support.unit.checkpoints import manifest
 
 SHA = "0123456789abcdef" * 4
@@ -165,3 +169,12 @@ def test_other_fields_are_refused(change: str) -> None:
 def test_what_is_no_manifest(text: bytes) -> None:
     with pytest.raises(CheckpointError):
         decode(text)
+
+
+def test_a_job_that_goes_on_compares_its_samples_anew() -> None:
+    record = coordinator_pb2.JobRecord(
+        agreed=[coordinator_pb2.Agreed(name=name, epoch=1, count=1, value=1) for name in ("samples", "script loss")]
+    )
+    options = JobOptions("job", 1, 1, Consistency(Mode.SYNC))
+    saved = manifest_of(options, record, types_pb2.ModelSpec(), 3, [])
+    assert [one["name"] for one in saved.position["agreed"]] == ["script loss"]

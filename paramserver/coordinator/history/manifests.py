@@ -13,6 +13,7 @@ from paramserver.checkpoint.manifest import Manifest
 from paramserver.checkpoint.tensorfile import FileInfo
 from paramserver.coordinator.options import JobOptions
 from paramserver.core.work.loading import Load, Place
+from paramserver.core.work.passes import SAMPLES
 from paramserver.membership.joining import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_from_proto, data_from_proto, schedule_from_proto
@@ -75,7 +76,7 @@ def _position(
         async_from=record.async_from,
         histories=record.histories[:1],
         poisoned=record.poisoned,
-        agreed=record.agreed,
+        agreed=[one for one in record.agreed if not one.name.startswith(SAMPLES)],
         registered=registered,
         loaded=getattr(record, loaded) if loaded else None,
     )

@@ -14,6 +14,8 @@ from paramserver import errors
 
 # Of the number that workers agree on: which one the job's first epoch has for the script.
 FIRST_EPOCH = "first epoch"
+# How the names of numbers begin that are digests of samples. A job that goes on from a checkpoint may have other data.
+SAMPLES = "samples"
 
 
 @dataclass(slots=True)

@@ -83,9 +83,15 @@ def read(indices: Sequence[int], seed: int, sample: Read, collate: Collate, begi
     """
     found = Probe(indices)
     reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a process with threads forks
-        pid = os.fork()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a process with threads forks
+            pid = os.fork()
+    except OSError as error:  # too little memory, or too many processes
+        os.close(reading)
+        os.close(writing)
+        found.failed = _short(error)
+        return found
     if pid == 0:
         try:
             os.close(reading)
@@ -103,8 +109,9 @@ def read(indices: Sequence[int], seed: int, sample: Read, collate: Collate, begi
         data = _all_of(reading, time.monotonic() + LIMIT_S)
     finally:
         os.close(reading)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with suppress(ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored, it may have gone
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     for told in map(json.loads, data.split(b"\n")[:-1]):
         if "digest" in told:
             found.digests.append(told["digest"])

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.config import Settings
+from paramserver.core.work.passes import SAMPLES
 from paramserver.worker.data import probe
 from paramserver.worker.data.described import is_stream, sampling_of
 from paramserver.worker.data.reading import Single, SliceDataset
@@ -43,7 +44,7 @@ class Compared:
         """The loader is prepared. Raises DataError if its samples differ from those of another worker."""
         if self._wanted and not is_stream(loader):
             found = self._read(loader)
-            self._compare("data set", "samples", 1, 0, loader, found)
+            self._compare("data set", SAMPLES, 1, 0, loader, found)
             self._tell(loader, found)
 
     def evaluated(self, loader: DataLoader[Any], epoch: int, count: int) -> None:
@@ -51,7 +52,7 @@ class Compared:
         data = loader.dataset
         if self._wanted and len(self._done) < _MOST and not any(one is data for one in self._done):
             self._done.append(data)
-            what = f"samples evaluated {type(loader.dataset).__name__} {_length(loader)}"[:200]
+            what = f"{SAMPLES} evaluated {type(loader.dataset).__name__} {_length(loader)}"[:200]
             self._compare("data set of ctx.evaluate", what, epoch + 1, count, loader, self._read(loader))
 
     def _read(self, loader: DataLoader[Any]) -> probe.Probe:
