@@ -101,7 +101,7 @@ def said_of(script: Callable[[Context], None]) -> list[str]:
     settings: dict[str, object] = {"cluster__coordinator": "somewhere:1"}  # a script that trains alone says nothing
     with capture_logs() as logs:
         train(script, workers=2, slices_per_step=SLICES, settings=settings)
-    return sorted({one["event"].partition(",")[0] for one in logs if one["event"].startswith("the script draws")})
+    return sorted({one["event"].partition(".")[0] for one in logs if "in its loop over the prepared" in one["event"]})
 
 
 def steps(ctx: Context, beside: Callable[[Any], Any], noise: Callable[[torch.Tensor, Any], torch.Tensor]) -> None:

@@ -27,8 +27,8 @@ log = structlog.get_logger("paramserver.worker")
 _FRAMES = 4
 _WHERE = "in its loop over the prepared loader"
 _DEPENDS = (
-    "which are this worker's own: the result depends on which worker computes which slice, and two workers may draw "
-    "the same numbers"
+    "The result depends on which worker computes which slice, and two workers may draw the same: each worker has its "
+    "own draws"
 )
 
 
@@ -74,7 +74,7 @@ class OwnDraws:
                 continue
             if isinstance(value, KINDS):
                 log.warning(
-                    f"the script draws from the generator {name!r} {_WHERE}, {_DEPENDS}. Seed it for each batch with "
+                    f"the script draws from the generator {name!r} {_WHERE}. {_DEPENDS}. Seed it for each batch with "
                     "ctx.slice_seed(), or draw from the functions of torch, NumPy or random, which are seeded"
                 )
             else:
@@ -85,7 +85,7 @@ class OwnDraws:
 
     def _tell_of_loader(self) -> None:
         log.warning(
-            f"the script draws batches of another DataLoader {_WHERE}, {_DEPENDS}. Give both data sets to one "
+            f"the script draws batches of another DataLoader {_WHERE}. {_DEPENDS}. Give both data sets to one "
             "DataLoader (torch.utils.data.StackDataset, or a data set that gives samples of both)"
         )
 
