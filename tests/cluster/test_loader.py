@@ -38,6 +38,9 @@ class Position:
         self.skipped: set[int] = set()
         self.given: list[int] = []
 
+    def set_epoch(self, epoch: int) -> None:
+        pass
+
     def begin_pass(self) -> int:
         return 1
 
