@@ -252,6 +252,11 @@ class Training(Section):
         description="sync only: SyncBatchNorm takes its statistics over all slices of a step. Workers then wait for "
         "each other in each forward and backward pass. Give the job as many workers as slices in a step.",
     )
+    same_script: Literal["all", "files", "none"] = Field(
+        default="all",
+        description="What has to be the same in all workers. all: the script, the modules beside it, and the "
+        "arguments. files: arguments may differ, with a warning that names the first one. none: files may differ, too.",
+    )
     nonfinite: Literal["skip", "reject", "fail"] = Field(
         default="skip",
         description="What happens if a gradient has NaN or infinity. skip: the step changes nothing. reject: the "

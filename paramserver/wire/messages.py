@@ -27,6 +27,8 @@ from paramserver.wire.bounds import MAX_SLICES, counting
 
 # Raised when two releases no longer understand each other.
 PROTOCOL = 5
+# How numbers are named that tell whether workers run the same script. They belong to one run of a job.
+OF_SCRIPTS = "script "
 
 # Limits of a model, which are checked before memory is allocated.
 MAX_TENSORS = 200_000

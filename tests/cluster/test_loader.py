@@ -69,9 +69,6 @@ class Position:
     def end(self, item: Item) -> None:
         pass
 
-    def set_epoch(self, epoch: int) -> None:
-        pass
-
 
 @pytest.mark.parametrize("processes", [0, 2])
 def test_slices_of_others_come_in_between_and_the_own_ones_are_loaded_once(processes: int) -> None:

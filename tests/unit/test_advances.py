@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from paramserver import errors
-from paramserver.core.versions.advances import Advance, Advances, Advancing, Back, Call, Move, decode
+from paramserver.core.versions.advances import Advance, Advances, Advancing, Back, Call, decode
 from paramserver.core.versions.ways import Place, Way, forms
 
 
-def moves(line: Advancing, position: int, epochs: int) -> list[int | str]:
+def moves(line: Advancing, position: int, epochs: int, begun: bool = False) -> list[int | str]:
     """The numbers of the schedulers that advance, and "back"."""
-    return numbers(line.to(position, epochs))
-
-
-def numbers(made: Iterable[Move]) -> list[int | str]:
-    """As `moves`, of moves that were made."""
-    return ["back" if isinstance(move, Back) else move.number for move in made]
+    return ["back" if isinstance(move, Back) else move.number for move in line.to(position, epochs, begun)]
 
 
 def between(number: int, epochs: int, position: int) -> Call:
@@ -80,11 +73,11 @@ def test_each_update_advances_the_schedulers_in_the_order_of_the_script() -> Non
 def test_a_scheduler_of_the_head_has_advanced_when_the_update_begins() -> None:
     line = Advancing()
     line.advance_in_steps((1,), before=(0,))
-    assert numbers(line.to(0, 0, begun=True)) == [0]
-    assert numbers(line.to(1, 0, begun=True)) == [1, 0]
-    assert numbers(line.to(2, 0)) == [1]
+    assert moves(line, 0, 0, begun=True) == [0]
+    assert moves(line, 1, 0, begun=True) == [1, 0]
+    assert moves(line, 2, 0) == [1]
     line.record(between(5, 1, 2))
-    assert numbers(line.to(2, 1, begun=True)) == [5, 0]
+    assert moves(line, 2, 1, begun=True) == [5, 0]
     assert moves(line, 1, 0) == ["back", 0, 1]
 
 

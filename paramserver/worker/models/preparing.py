@@ -18,6 +18,7 @@ from paramserver import errors
 from paramserver.config.sections import Training
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.passes import Passes
+from paramserver.worker import alike
 from paramserver.worker.data.described import describe_loader, is_stream, with_turns
 from paramserver.worker.data.own_draws import OwnDraws
 from paramserver.worker.data.streams import Stream
@@ -271,6 +272,8 @@ class Prepared:
         """
         guard = Guard(self._parts.engine.weights, binding, model)
         message = binding.message(self._parts.training.chunk_bytes)
+        run = f"{self._parts.engine.member.session.view.beginning:x}"
+        alike.compare(self._parts.engine.agreeing, run, self._parts.training.same_script)
         plan = self._parts.engine.entry.register(message, binding.space, bring(binding, state), guard, script=True)
         self.model, self.binding, self.guard = model, binding, guard
         self._parts.draws.model_comes(model)
