@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
 from paramserver import errors
 from paramserver.coordinator.work.mode_change import ModeChange
 from paramserver.core.job.life import Phase
+from paramserver.core.layout.lr_scaling import LrScaling
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
@@ -28,7 +30,7 @@ class Job:
         self.did: list[str] = []
         self.version, self.answers = 5, True
         self.consistency = now
-        self.options = SimpleNamespace(job="a job", sync_batchnorm=False)
+        self.options = SimpleNamespace(job="a job", sync_batchnorm=False, step_slices=4, lr_scaling=LrScaling())
         self.timeline, self.term = 0, 1
         self.members, self.resizing = SimpleNamespace(generation=3), SimpleNamespace(under_way=False)
         self.life = SimpleNamespace(phase=Phase.RUNNING, agree=self.agree)
@@ -100,6 +102,36 @@ def test_steps_become_leases_at_the_boundary() -> None:
         assert await change.change(TO_ASYNC) == agreed, "nothing to do"
 
     run(work)
+
+
+@pytest.mark.parametrize(
+    ("slices", "scaling", "says"),
+    [
+        (4, LrScaling(), True),
+        (1, LrScaling(), False),
+        (4, LrScaling("linear", 4), False),
+        (4, LrScaling("sqrt"), False),
+    ],
+)
+def test_a_rate_that_was_chosen_for_steps_is_named_when_updates_have_one_slice(
+    slices: int, scaling: LrScaling, says: bool
+) -> None:
+    """Four updates with the rate of one, on old weights and with momentum, made networks with BatchNorm diverge."""
+    job: Any = Job(SYNC)
+    job.options.step_slices, job.options.lr_scaling = slices, scaling
+
+    async def work() -> None:
+        change = ModeChange(job)
+        asked = asyncio.create_task(change.change(TO_ASYNC))
+        await passes(lambda: "COMMIT" in job.did)
+        job.version = 7
+        await asked
+
+    with structlog.testing.capture_logs() as log:
+        run(work)
+    said = [one["event"] for one in log if one["log_level"] == "warning"]
+    assert [text.partition(",")[0] for text in said] == ["an update has one slice from now on"] * says
+    assert all("training.lr_base_slices = 4" in text for text in said)
 
 
 def test_leases_become_steps_when_all_slices_are_done() -> None:

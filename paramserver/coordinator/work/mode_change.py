@@ -21,6 +21,7 @@ from paramserver.coordinator.work.leasing import Leasing
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Phase
 from paramserver.core.job.membership import Member
+from paramserver.core.layout.lr_scaling import LrScaling
 from paramserver.core.procedures import mode_change as core
 from paramserver.core.procedures.mode_change import (
     Agreed,
@@ -61,6 +62,18 @@ class _Job(ports.Stage, ports.Commands, ports.Holding, Protocol):
 
     @property
     def resizing(self) -> ports.Resizing: ...
+
+
+def rates_said(slices: int, scaling: LrScaling) -> str:
+    """What to say of learning rates when an update has one slice from now on, and had so many; empty: nothing."""
+    if slices == 1 or scaling.whole(1) < scaling.whole(slices):
+        return ""
+    return (
+        f"an update has one slice from now on, and had {slices}, with the same learning rate: training may diverge, "
+        "above all with momentum or BatchNorm. Start such jobs with training.lr_scaling = linear and "
+        f"training.lr_base_slices = {slices}, which divides learning rates by {slices} in asynchronous mode "
+        "(docs/choose.md)"
+    )
 
 
 class ModeChange:
@@ -146,7 +159,7 @@ class ModeChange:
 
     async def _run(self, event: Event) -> Consistency:
         """Perform one command after the other; return the setting in force then."""
-        changed = False
+        changed, former = False, self._job.consistency.mode
         while (command := self._core.handle(event)) is not None:
             changed = True
             try:
@@ -158,6 +171,9 @@ class ModeChange:
         now = self._job.consistency
         if changed:
             log.info("consistency", now=str(now), from_version=now.from_version)
+        options = self._job.options
+        if now.mode is Mode.ASYNC is not former and (said := rates_said(options.step_slices, options.lr_scaling)):
+            log.warning(said)
         return now
 
     async def _perform(self, command: Command) -> Event:
