@@ -8,6 +8,7 @@
 # make test-compose  build the image and test real clusters of containers (needs Docker and docker-compose)
 # make test-machines  train on six emulated machines, with faults and strangers (needs root and iproute2)
 # make test-jitter  the cluster and contract tests with random switch intervals of the interpreter, which find races (10 minutes)
+# make test-processors  the tests within one process, with the instructions of other processors (three times as long)
 # make test-soak  the long variants of tests about overload and leaks: a hundred thousand contributions and the like
 # make test-long   more runs of real processes, which take longer
 # make test-behaviour N=1000   random scripts against plain torch, with other seeds after FIRST=5000 (docs/testing.md)
@@ -40,7 +41,7 @@ LOWEST := grpcio==1.76.0 protobuf==6.31.1 redis==5.0.0 torch==$(LOWEST_TORCH)
 PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==80.9.0
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
-.PHONY: help demo docs test test-long test-behaviour test-jitter test-soak test-scale test-faults test-low test-trackers test-frameworks test-monitoring test-gpu screenshots check format proto proto-check clean clean-all \
+.PHONY: help demo docs test test-long test-behaviour test-jitter test-processors test-soak test-scale test-faults test-low test-trackers test-frameworks test-monitoring test-gpu screenshots check format proto proto-check clean clean-all \
 	docker-image docker-wheels docker-base test-compose test-machines
 
 help:
@@ -95,6 +96,13 @@ test-behaviour: .venv/.stamp
 
 test-jitter: .venv/.stamp
 	$(BIN)/python -m pytest -p tests.support.jitter -n 2 --dist loadfile -m 'not long' tests/cluster tests/contract
+
+# torch and oneDNN choose their arithmetic by the processor. Each line is a processor with fewer instructions than this one.
+PROCESSORS := 'ATEN_CPU_CAPABILITY=default' 'ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2' 'ONEDNN_MAX_CPU_ISA=AVX512_CORE'
+test-processors: .venv/.stamp
+	@bad=0; for processor in $(PROCESSORS); do echo "$$processor"; \
+	env $$processor OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --one-core --dist loadfile -m 'not long' \
+		tests/unit tests/contract tests/cluster tests/behaviour || bad=1; done; exit $$bad
 
 test-soak: .venv/.stamp
 	SOAK_MEMBERS=1000 SOAK_REJECTED=100000 SOAK_CONTRIBUTIONS=100000 SOAK_PULL_MIB=500 OMP_NUM_THREADS=1 \
