@@ -32,6 +32,11 @@ class Weights(nn.Module):
         for tensor in self.tensors:
             tensor.grad = torch.full_like(tensor, gradient(part))
 
+    def again(self) -> None:
+        """Say that the gradients are those of the next slice, too: without that they would be left of the last one."""
+        for tensor in self.tensors:
+            tensor.grad = None if tensor.grad is None else tensor.grad.detach()
+
 
 def gradient(part: int) -> float:
     """Of each weight."""
@@ -66,6 +71,8 @@ def ours(args: argparse.Namespace) -> None:
                 if part != int(wanted):  # at the beginning, or if slices have moved
                     part = int(wanted)
                     model.ready(part)
+                else:
+                    model.again()
                 optimizer.step()
         clock.at(ctx.version)
         if ctx.rank == 0:

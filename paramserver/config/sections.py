@@ -30,6 +30,7 @@ from paramserver.config.values import (
     Seconds,
     SecondsOrNone,
     Seed,
+    Share,
     Staleness,
     Threads,
     Token,
@@ -289,6 +290,11 @@ class Training(Section):
         default=0,
         description="int8 and topk only: at versions that are multiples of this number, gradients leave nothing out. "
         "Checkpoints are taken only there. 0: the value of checkpoint.every, or 100 if that is 0.",
+    )
+    audit: Share = Field(
+        default=0.0,
+        description="sync only: the share of slices that a second worker computes, too, such as 0.01. Digests of both "
+        "contributions are compared. A difference is a broken promise, which names workers, slice and tensor.",
     )
     threads_per_worker: Threads = Field(
         default=1, description="Threads with which a worker computes. Another number changes the bits of the result."

@@ -75,6 +75,15 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _slices_of_steps(self) -> Self:
+        if self.training.audit and self.consistency.mode == "async":
+            raise ValueError(
+                f"training.audit is {self.training.audit:g} and consistency.mode is async, where no two workers "
+                "compute a slice on the same weights: set consistency.mode to sync, or training.audit to 0"
+            )
+        return self
+
     def replicas(self, launched: bool) -> int:
         """How many backups each shard is to have. ``launched``: `paramserver run` starts the servers.
 

@@ -139,6 +139,7 @@ OneOrMore = Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, lt=2**32), 
 Ratio = Annotated[
     float, BeforeValidator(refuse_bool), Field(ge=0.001, le=1, allow_inf_nan=False), Must("from 0.001 to 1")
 ]
+Share = Annotated[float, BeforeValidator(refuse_bool), Field(ge=0, le=1, allow_inf_nan=False), Must("from 0 to 1")]
 ChunkBytes = Annotated[
     int,
     BeforeValidator(refuse_bool),

@@ -31,6 +31,7 @@ from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.scaling import Scaling
 from paramserver.coordinator.tasks import Tasks
+from paramserver.coordinator.watching.audit import AuditWatch
 from paramserver.coordinator.watching.blame import BlameWatch
 from paramserver.coordinator.watching.course import Course
 from paramserver.coordinator.watching.ending import Ending
@@ -149,6 +150,7 @@ class Job:
         self.idle = Idle(self)
         self.stuck = Stuck(self)
         self.poison = PoisonWatch(self)
+        self.audit = AuditWatch(self)
         self.ending = Ending(self)
         self.loads = Loads(self)
         self.agreeing = Agreeing(self)

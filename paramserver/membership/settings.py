@@ -28,6 +28,7 @@ SHARED = (
     "training.chunk_bytes",
     "training.sync_batchnorm",
     "training.nonfinite",
+    "training.audit",
     "training.pull_precision",
     "training.push_compression",
     "training.topk_ratio",

@@ -72,6 +72,8 @@ def summarise(
         "idle_workers": list(status.idle),
         # In words, slices that counted without their samples, since they killed the workers that computed them.
         "poisoned_slices": list(status.poisoned),
+        # Slices that two workers computed (training.audit), and how many of them came out differently.
+        "audit": {"compared": status.audit.compared, "differ": status.audit.differ},
         # The steps that waited noticeably for a worker or a server, and why; see docs/blame.md.
         "blame": blame_of(status),
         "timeline": status.view.timeline,

@@ -113,6 +113,8 @@ def _all_there(status: coordinator_pb2.StatusResponse, summary: Mapping[str, Any
         facts.append(f"{summary['steps_skipped']} steps skipped since a gradient was not finite")
     if poisoned := summary["poisoned_slices"]:
         facts.append(f"without samples that kill the workers that compute them: {'; '.join(poisoned)}")
+    if compared := summary.get("audit", {}).get("compared"):
+        facts.append(f"{compared} slices computed by two workers came out the same")
     if summary["checkpoint"]:
         facts.append(f"last checkpoint {summary['checkpoint']}")
     return f"everything promised is there: {', '.join(facts)}"

@@ -122,7 +122,7 @@ class TraceOrder(_message.Message):
     def __init__(self, number: _Optional[int] = ..., steps: _Optional[int] = ..., profiler: bool = ..., over: bool = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("computing", "version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally", "first_metric", "logged", "logged_from", "logging_timeline", "logging_step", "steps", "phases", "phase", "phase_s", "since", "untold", "transport_reason", "host_tier")
+    __slots__ = ("computing", "version", "clock", "epoch", "samples", "slices", "state", "waiting_for", "metrics", "transport", "epochs_planned", "at_work", "slice_s", "tally", "first_metric", "logged", "logged_from", "logging_timeline", "logging_step", "steps", "phases", "phase", "phase_s", "since", "untold", "transport_reason", "host_tier", "audited")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +157,7 @@ class WorkerReport(_message.Message):
     UNTOLD_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_REASON_FIELD_NUMBER: _ClassVar[int]
     HOST_TIER_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_FIELD_NUMBER: _ClassVar[int]
     computing: _types_pb2.SliceRef
     version: int
     clock: int
@@ -184,7 +185,28 @@ class WorkerReport(_message.Message):
     untold: bool
     transport_reason: str
     host_tier: str
-    def __init__(self, computing: _Optional[_Union[_types_pb2.SliceRef, _Mapping]] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., first_metric: _Optional[str] = ..., logged: _Optional[_Iterable[_Union[Logged, _Mapping]]] = ..., logged_from: _Optional[int] = ..., logging_timeline: _Optional[int] = ..., logging_step: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[WorkerStep, _Mapping]]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., since: _Optional[_Union[Phases, _Mapping]] = ..., untold: bool = ..., transport_reason: _Optional[str] = ..., host_tier: _Optional[str] = ...) -> None: ...
+    audited: _containers.RepeatedCompositeFieldContainer[AuditedSlice]
+    def __init__(self, computing: _Optional[_Union[_types_pb2.SliceRef, _Mapping]] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., state: _Optional[str] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., epochs_planned: _Optional[int] = ..., at_work: bool = ..., slice_s: _Optional[float] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., first_metric: _Optional[str] = ..., logged: _Optional[_Iterable[_Union[Logged, _Mapping]]] = ..., logged_from: _Optional[int] = ..., logging_timeline: _Optional[int] = ..., logging_step: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[WorkerStep, _Mapping]]] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., since: _Optional[_Union[Phases, _Mapping]] = ..., untold: bool = ..., transport_reason: _Optional[str] = ..., host_tier: _Optional[str] = ..., audited: _Optional[_Iterable[_Union[AuditedSlice, _Mapping]]] = ...) -> None: ...
+
+class AuditedSlice(_message.Message):
+    __slots__ = ("timeline", "step", "slice", "digests")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    slice: int
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., slice: _Optional[int] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Audit(_message.Message):
+    __slots__ = ("compared", "differ")
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    DIFFER_FIELD_NUMBER: _ClassVar[int]
+    compared: int
+    differ: int
+    def __init__(self, compared: _Optional[int] = ..., differ: _Optional[int] = ...) -> None: ...
 
 class Phases(_message.Message):
     __slots__ = ("data_s", "compute_s", "send_s", "wait_s", "receive_s", "other_s", "gc_s", "starved_s", "paused_s")
@@ -518,7 +540,7 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., clock: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., slices: _Optional[int] = ..., waiting_for: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., member: _Optional[int] = ..., server: _Optional[_Union[_shard_pb2.StatsResponse, _Mapping]] = ..., epochs_planned: _Optional[int] = ..., reason: _Optional[str] = ..., gone: bool = ..., restart_command: _Optional[str] = ..., phases: _Optional[_Union[Phases, _Mapping]] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., metrics_url: _Optional[str] = ..., first_metric: _Optional[str] = ..., transport_reason: _Optional[str] = ..., host_tier: _Optional[str] = ..., samples_per_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs", "wanted_servers", "events", "samples_per_s", "dashboard", "blame", "history", "effective_batch", "lr_factor", "lr_factor_whole", "said")
+    __slots__ = ("job", "view", "processes", "model", "data", "steps_per_epoch", "lost", "expected_workers", "expected_servers", "store", "uptime_s", "store_operations", "training_s", "term", "summary", "security", "finished", "checkpoint", "rollbacks", "steps_redone", "wanted_workers", "troubles", "broken_promises", "state", "reason", "losses", "idle", "poisoned", "closing", "not_counted", "samples_before", "shards", "holders", "takeovers", "repairs", "wanted_servers", "events", "samples_per_s", "dashboard", "blame", "history", "effective_batch", "lr_factor", "lr_factor_whole", "said", "audit")
     class TroublesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -585,6 +607,7 @@ class StatusResponse(_message.Message):
     LR_FACTOR_FIELD_NUMBER: _ClassVar[int]
     LR_FACTOR_WHOLE_FIELD_NUMBER: _ClassVar[int]
     SAID_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     job: str
     view: _types_pb2.View
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
@@ -630,7 +653,8 @@ class StatusResponse(_message.Message):
     lr_factor: float
     lr_factor_whole: float
     said: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ..., shards: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., samples_per_s: _Optional[float] = ..., dashboard: _Optional[str] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., effective_batch: _Optional[int] = ..., lr_factor: _Optional[float] = ..., lr_factor_whole: _Optional[float] = ..., said: _Optional[_Iterable[str]] = ...) -> None: ...
+    audit: Audit
+    def __init__(self, job: _Optional[str] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., model: _Optional[_Union[_types_pb2.ModelSpec, _Mapping]] = ..., data: _Optional[_Union[_types_pb2.DataSpec, _Mapping]] = ..., steps_per_epoch: _Optional[int] = ..., lost: _Optional[_Iterable[str]] = ..., expected_workers: _Optional[int] = ..., expected_servers: _Optional[int] = ..., store: _Optional[str] = ..., uptime_s: _Optional[float] = ..., store_operations: _Optional[int] = ..., training_s: _Optional[float] = ..., term: _Optional[int] = ..., summary: _Optional[str] = ..., security: _Optional[str] = ..., finished: bool = ..., checkpoint: _Optional[str] = ..., rollbacks: _Optional[int] = ..., steps_redone: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., troubles: _Optional[_Mapping[str, str]] = ..., broken_promises: _Optional[_Mapping[str, str]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., losses: _Optional[int] = ..., idle: _Optional[_Iterable[str]] = ..., poisoned: _Optional[_Iterable[str]] = ..., closing: bool = ..., not_counted: _Optional[_Mapping[str, int]] = ..., samples_before: _Optional[int] = ..., shards: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., takeovers: _Optional[int] = ..., repairs: _Optional[int] = ..., wanted_servers: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., samples_per_s: _Optional[float] = ..., dashboard: _Optional[str] = ..., blame: _Optional[_Union[Blame, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., effective_batch: _Optional[int] = ..., lr_factor: _Optional[float] = ..., lr_factor_whole: _Optional[float] = ..., said: _Optional[_Iterable[str]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ...) -> None: ...
 
 class Blame(_message.Message):
     __slots__ = ("sentence", "chronic", "worst", "held", "staleness", "steps", "waited_s", "usual_s")

@@ -21,6 +21,8 @@ MAX_SAMPLES = 1 << 40
 MAX_TEXT_CHARS = 1000
 MAX_METRICS = 1000
 MAX_COMMAND_CHARS = 300
+# Of a tensor of a contribution.
+_DIGEST_BYTES = 8
 # Steps of which one report tells.
 MAX_STEPS = 64
 _METRICS_URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,5}/metrics")
@@ -91,6 +93,11 @@ def check_report(report: coordinator_pb2.WorkerReport) -> None:
         counting("samples", call.samples, MAX_SAMPLES)
         for name in [name for name in call.values if len(name) > MAX_TEXT_CHARS]:
             del call.values[name]
+    for audited in report.audited:
+        for field in ("timeline", "step", "slice"):
+            counting(field, getattr(audited, field))
+        if any(len(digest) > _DIGEST_BYTES for digest in audited.digests):
+            raise ProtocolError(f"a digest of a contribution has at most {_DIGEST_BYTES} bytes")
     kept = 0
     for name in sorted(report.metrics):
         kept += len(name) <= MAX_TEXT_CHARS

@@ -50,6 +50,7 @@ class Context(Together):
         self._passes = Passes()
         super().__init__(settings, engine, self._passes)
         engine.configure(wire_of(settings), pull_cast(settings.training.pull_precision))
+        engine.audited.choose(settings.training.audit, settings.training.seed)
         self._on_close = on_close
         self._schedules = Schedules(engine, self._position, self._passes)
         self._objects = Objects(engine)

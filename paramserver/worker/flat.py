@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -147,6 +148,14 @@ class PartialSum:
         for index in self.space.written - used:
             self.space.view(index).zero_()
         self.space.written = set(used)
+
+    def digests(self) -> list[bytes]:
+        """A digest of each tensor of a settled sum, by index; empty for a tensor that it does not have."""
+        space = self.space.on_cpu()
+        digests = [b""] * len(space.layout.tensors)
+        for index in () if self.overflow else self.used:
+            digests[index] = hashlib.blake2b(buffer_of(space.view(index)), digest_size=8).digest()
+        return digests
 
     def absorb(self, right: PartialSum) -> None:
         """Become the sum of this partial sum and its right neighbour in the reduction tree, both of them settled."""

@@ -235,6 +235,28 @@ def test_gradients_of_a_pass_outside_of_the_loop_are_refused() -> None:
         train(script)
 
 
+def test_casts_of_weights_are_not_kept_from_slice_to_slice() -> None:
+    """Plain torch computes each batch with the casts of the first weights."""
+
+    def script(cached: bool) -> Callable[[Context], None]:
+        def run(ctx: Context) -> None:
+            own = nn.Linear(4, 1, bias=False)
+            fill(own)
+            loader: Any = DataLoader(TensorDataset(X.float(), Y.float()), batch_size=BATCH)
+            model, optimizer, loader = ctx.prepare(own, momentum(own.parameters()), loader)
+            with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cached):
+                for x, y in loader:
+                    (model(x).float() - y).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        return run
+
+    with pytest.raises(errors.UserError, match=r"lies within torch.autocast.*around the forward pass only"):
+        train(script(True))
+    assert train(script(False)).summary["steps"] == SAMPLES // BATCH
+
+
 def test_gradients_that_the_script_writes_itself_count() -> None:
     """Into tensors that it keeps, and without a backward pass that would add to them."""
 

@@ -238,6 +238,7 @@ class Sessions:
             self._job.poison.hear(member, request.worker)
             self._job.ending.hear(member, request.worker)
             self._job.records.hear(member, request.worker)
+            self._job.audit.hear(member, request.worker)
         for stats in request.shards:
             if member is not None and stats.holds and not stats.backup:
                 self._job.checkpoints.hear(stats.shard, stats)

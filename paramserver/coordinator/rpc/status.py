@@ -61,6 +61,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         events=job.events.events() if request.events else (),
         dashboard=job.dashboard,
         said=job.ending.said,
+        audit=job.audit.message(),
     )
     response.processes.add(
         role="coordinator",

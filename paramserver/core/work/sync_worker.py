@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from paramserver.core.versions.audits import Audit
 from paramserver.core.versions.reduction import Node, cover, sibling
 from paramserver.core.work.positions import fixed_share
 from paramserver.core.work.slices import Range, assign
@@ -51,11 +52,17 @@ class SyncWorkerState:
 
     ``worker``: its member number in assignments; 0: the receiver fills it in. ``moves``: slices may go from one
     worker to another within a step. ``positions``: above 0, slice positions belong to workers for good
-    (`core/work/positions.py`), and a full step has so many.
+    (`core/work/positions.py`), and a full step has so many. ``audit``: slices of other workers that are computed here,
+    too, after the own ones; None: there are none.
     """
 
-    def __init__(self, servers: int, worker: int = 0, moves: bool = True, positions: int = 0) -> None:
-        self.moves = moves
+    def __init__(
+        self, servers: int, worker: int = 0, moves: bool = True, positions: int = 0, audit: Audit | None = None
+    ) -> None:
+        self.moves, self._audit = moves, audit
+        # Of the present step: the slices that are to be audited here, and the one that is computed for that now.
+        self._audits: list[int] = []
+        self._auditing: int | None = None
         # The present step, how many slices it has, and which of them are this worker's.
         self.step, self.of = -1, 0
         self.range: Range = (0, 0)
@@ -178,6 +185,10 @@ class SyncWorkerState:
         self._place, self._workers = place, workers
         self._left.clear()
         self.range = self.share(self.of, place, workers)
+        self._auditing = None
+        if self._audit is not None:
+            ranges = [self.share(self.of, one, workers) for one in range(workers)]
+            self._audits = [slice_ for slice_ in self._audit.of(self.step, ranges, place) if slice_ not in self._done]
         self._targets = frozenset(cover(*self.range, self.of))
 
     def _own(self, after: int = 0) -> Iterator[int]:
@@ -195,6 +206,9 @@ class SyncWorkerState:
         if self._given is not None:
             return self._compute_given(self._given, now)
         own = self.coming()
+        if own is None and self._audits:
+            self._auditing = self._audits.pop(0)
+            return self._compute(self._auditing, now, unplanned=True)
         if own is None:
             return [self._wait(now)]
         if self.moves and (self._given_away or self._speed.asks(now, first=not self._done)):
@@ -227,9 +241,12 @@ class SyncWorkerState:
 
     def _computed(self, event: Computed, now: float) -> list[Effect]:
         self._speed.finished(now - event.stalled_s)
-        slice_ = event.slice
-        if event.step != self.step or slice_ in self._done:
+        slice_, audited = event.slice, self._auditing
+        self._auditing = None
+        if event.step != self.step or slice_ in self._done or slice_ == audited:
             return [NotNeeded()]
+        if slice_ in self._audits:  # it was given to this worker, so it counts
+            self._audits.remove(slice_)
         self._done.add(slice_)
         node = (slice_, slice_ + 1)
         if self._hurry or event.apart or not self.range[0] <= slice_ < self.range[1]:
@@ -240,6 +257,8 @@ class SyncWorkerState:
             return effects
         # Neighbours that were handed in before the shares changed never come to be added.
         effects += self._release()
+        if self._audits:
+            return effects
         pushes = [effect.node for effect in effects if isinstance(effect, Push)]
         if len(pushes) > 1:
             return [*effects, self._wait(now)]

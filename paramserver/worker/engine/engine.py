@@ -24,6 +24,7 @@ from paramserver.worker.engine.reading import Reading
 from paramserver.worker.engine.rollback import Rollback
 from paramserver.worker.engine.summing import Summing
 from paramserver.worker.gradients.sender import Sender
+from paramserver.worker.job.audited import Audited
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.progress import Progress
@@ -63,6 +64,7 @@ class Engine:
         # Parts that know of the job.
         self.progress = progress = Progress()
         self.records = Records()
+        self.audited = Audited()
         self.member = member = Member(background, coordinator, options, self._report, wait_timeout_s)
         self.modes = modes = Modes(member)
         self.shards = shards = Shards(member, connect, transport, host_secret)
@@ -72,7 +74,7 @@ class Engine:
         self.weights = weights = Weights(member, modes, shards, places)
         self.sender = sender = Sender(member, shards, slices, places, weights)
         self.entry = Entry(member, shards, weights, sender, progress)
-        self.paces = paces = Paces(member, modes, shards, slices, weights, sender)
+        self.paces = paces = Paces(member, modes, shards, slices, weights, sender, self.audited)
         self.rollback = Rollback(member, modes, shards, slices, weights, sender, self.entry, paces)
         self.reading = Reading(member, modes, shards, weights, self.rollback)
         self.agreeing = Agreeing(member, shards, weights, self.rollback)
@@ -174,6 +176,7 @@ class Engine:
     def _report(self) -> coordinator_pb2.SessionRequest:
         report = self.facts()
         self.records.report(report, self.member.session.sessions)
+        self.audited.report(report)
         if (links := self.shards.met) is not None:
             report.tally.CopyFrom(self.sender.handed.message(links.timeline, self.paces.unsent))
         self.member.phases.write(report, last=report.state == "done")

@@ -10,6 +10,7 @@ from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.events import AtLeast
 from paramserver.core.versions.names import AsyncName
 from paramserver.worker.gradients.sender import Sender
+from paramserver.worker.job.audited import Audited
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.shards import Shards
@@ -31,8 +32,16 @@ class Paces:
     """
 
     def __init__(
-        self, member: Member, modes: Modes, shards: Shards, slices: Slices, weights: Weights, sender: Sender
+        self,
+        member: Member,
+        modes: Modes,
+        shards: Shards,
+        slices: Slices,
+        weights: Weights,
+        sender: Sender,
+        audited: Audited,
     ) -> None:
+        self._audited = audited
         self._member, self._modes, self._shards = member, modes, shards
         self._slices, self._weights, self._sender = slices, weights, sender
         self.pace: Pace | None = None
@@ -58,7 +67,7 @@ class Paces:
         self._sender.outgoing.reset()
         if mode.mode is Mode.ASYNC:
             return AsyncPace(member, modes, shards, slices, weights, self._sender)
-        return SyncPace(member, modes, shards, slices, weights, self._sender, schedule)
+        return SyncPace(member, modes, shards, slices, weights, self._sender, schedule, self._audited)
 
     @property
     def holding(self) -> Sequence[AsyncName]:

@@ -49,6 +49,7 @@ from paramserver.v1 import shard_pb2, types_pb2
 from paramserver.wire.messages import assignment_to_proto
 from paramserver.worker.flat import PartialSum
 from paramserver.worker.gradients.sender import PushFuture, Sender
+from paramserver.worker.job.audited import Audited
 from paramserver.worker.job.member import Member
 from paramserver.worker.job.modes import Modes
 from paramserver.worker.job.phases import WAIT
@@ -72,7 +73,9 @@ class SyncPace:
         weights: Weights,
         sender: Sender,
         schedule: SyncSchedule,
+        audited: Audited,
     ) -> None:
+        self._audited, self._timeline = audited, shards.timeline
         self._member, self._modes, self._links, self._weights = member, modes, shards.links, weights
         self._sender, self._schedule = sender, schedule
         # Equal names of slices mean equal contributions.
@@ -83,6 +86,7 @@ class SyncPace:
             servers=len(self._links.channels),
             moves=self._named_by_data and not keeps,
             positions=schedule.slices_per_step if keeps else 0,
+            audit=audited.audit if self._named_by_data else None,
         )
         # While the training loop waits, the background tells the machine of events. Each wait has a number.
         self._lock, self._wait_number = threading.Lock(), 0
@@ -164,6 +168,7 @@ class SyncPace:
         assert isinstance(name, SyncName)
         self._look()
         self._groups, self._counted = groups, True
+        self._audited.computed(self._timeline, name, partial)
         apart = sender.outgoing.lossy or not self._named_by_data
         effects = self._handle(Computed(name.step, name.lo, self._weights.stalled_s, apart))
         if effects == [NotNeeded()]:

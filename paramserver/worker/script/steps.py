@@ -104,6 +104,7 @@ class Steps:
             self._draws.begin_epoch()
         self._batch = item.epoch, item.index
         if number == 0:
+            _check_autocast(self._binding.device.type)
             self._engine.summing.begin(item, samples)
             self._objects.look()
             self.has_slice(item)
@@ -301,6 +302,16 @@ class Steps:
     def _stepped_with(self) -> Sequence[dict[str, Any]] | None:
         """The parameter groups of the present step; None: those of the optimizers as they are now."""
         return None
+
+
+def _check_autocast(device: str) -> None:
+    """Raises UserError where the casts of weights would be kept from slice to slice: those of the first version."""
+    if torch.is_autocast_enabled(device) and torch.is_autocast_cache_enabled():
+        raise errors.UserError(
+            "the loop over the prepared loader lies within torch.autocast, which keeps its casts of the weights until "
+            "it ends, so each worker would compute on the weights of its first slice: put torch.autocast around the "
+            "forward pass only, or say cache_enabled=False"
+        )
 
 
 def _uneven(data: DataSpec) -> str:
