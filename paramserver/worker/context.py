@@ -99,7 +99,7 @@ class Context(Together):
             return self._draws.seed(purpose)
         if not self.prepared.steps.has_batch:
             raise errors.UserError("ctx.slice_seed belongs into the loop over the prepared loader, before the step")
-        self._own_draws.asked = True
+        self._own_draws.seeds()
         return self.prepared.steps.seed(purpose)
 
     @property

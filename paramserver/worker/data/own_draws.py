@@ -44,8 +44,7 @@ class OwnDraws:
         # By name: what may be drawn from, and its state.
         self._names: dict[str, tuple[Any, object]] = {}
         self._others = False
-        # The script has asked for the seed of its slice, so it seeds its generators.
-        self.asked = False
+        self._seeds = False
 
     def iterates(self, iterator: Iterator[Any]) -> None:
         """The script begins an iteration over the prepared loader."""
@@ -62,7 +61,11 @@ class OwnDraws:
             if (state := _state(value)) is not None and id(value) not in seeded:
                 self._names[name] = value, state
         self._wanted = bool(self._names) or self._others
-        self.asked = False
+        self._seeds = False
+
+    def seeds(self) -> None:
+        """The script has asked for the seed of its slice, so it seeds its generators."""
+        self._seeds = True
 
     def asks(self) -> None:
         """The script asks for another batch."""
@@ -70,7 +73,7 @@ class OwnDraws:
             return
         self._wanted = False
         for name, (value, state) in self._names.items():
-            if _state(value) == state or (self.asked and isinstance(value, KINDS)):
+            if _state(value) == state or (self._seeds and isinstance(value, KINDS)):
                 continue
             if isinstance(value, KINDS):
                 log.warning(

@@ -20,7 +20,16 @@ OPTIMIZERS: list[Piece] = [
             "before_step": "other.step()\nother.zero_grad()\n",
         },
         needs=(Need.LOADER,),
-        without=("groups", "flag", "state", "scheduler", "precision", "body", "model=no parameters"),
+        without=(
+            "groups",
+            "flag",
+            "state",
+            "scheduler",
+            "precision",
+            "body",
+            "model=no parameters",
+            "model=a second model",
+        ),
     ),
     Piece(
         "optimizer",
