@@ -22,7 +22,7 @@ class Input:
     each worker through a pipe of its own. What a person types cannot be shared: reading fails in the script.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], object]) -> None:
         self._pipe: _Kept | None = None
         self._at: int | None = None
         # For the environment of workers.
@@ -61,7 +61,7 @@ class Input:
 class _Kept:
     """The bytes that have come through standard input so far. A thread reads them, further threads hand them on."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
         self._file, name = tempfile.mkstemp()
         os.unlink(name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import os
 import secrets
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +27,7 @@ from paramserver.launcher.poll import POLL_S, Poll
 from paramserver.launcher.progress import where_it_stands
 from paramserver.launcher.ranks import refuse_with_ddp
 from paramserver.launcher.reporting import Reporting
-from paramserver.launcher.spawn import ROLES, Spawner, preload
+from paramserver.launcher.spawn import Spawner, preload, starter_of
 from paramserver.launcher.supervisor import Supervisor
 from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
@@ -34,14 +35,13 @@ from paramserver.machine.runtime import temporary_directory
 from paramserver.machine.torchrun import refuse_each_alone
 from paramserver.machine.valkey import EmbeddedStore
 from paramserver.pki.security import load_security
-from paramserver.preload.starter import Handed, Preloading
+from paramserver.preload.starter import Preloading
 from paramserver.processes.alive import process_birth
 from paramserver.processes.ends import hand_on, listen
 from paramserver.processes.lines import Output, Outputs
 from paramserver.processes.logfiles import Logs
-from paramserver.processes.process import Child, Guard, stop_all
+from paramserver.processes.process import Guard, stop_all
 from paramserver.processes.restarts import Restarts
-from paramserver.processes.starting import Executing, Starter
 from paramserver.records.opening import check_records
 from paramserver.report.writing import check_report
 from paramserver.results.gather import MovedError, gather
@@ -76,14 +76,13 @@ def launch(
     script: Path,
     script_args: list[str],
     fresh: bool = False,
-    function: socket.socket | None = None,
-    keep: Callable[[Mapping[str, Any]], None] = lambda summary: None,
+    function: tuple[socket.socket, Path] | None = None,
 ) -> int:
     """Run the script on a cluster on this machine; returns the exit code of the command.
 
     ``fresh``: begin anew, whatever the store and the directory of the checkpoints hold; checkpoints are set aside.
-    ``function``: in place of a script, a socket to the process of which workers are forked (`roles.launched`).
-    ``keep`` is given the summary of a job that has come to its end.
+    ``function``: in place of a script, a socket to the process of which workers are forked (`roles.launched`), and the
+    directory for their results, where the summary of a job that has come to its end goes, too.
 
     The code is 0 when all workers have ended well and every promise is kept, 1 if a promise is broken, the code of the
     first worker that failed, 130 or 143 after a signal.
@@ -95,7 +94,7 @@ def launch(
     check_records(settings.run)
     if settings.run.report:
         check_report(Path(settings.run.report))
-    return asyncio.run(Launcher(settings, script, script_args, fresh, function, keep).run())
+    return asyncio.run(Launcher(settings, script, script_args, fresh, function).run())
 
 
 class Launcher:
@@ -107,8 +106,7 @@ class Launcher:
         script: Path,
         script_args: list[str],
         fresh: bool = False,
-        function: socket.socket | None = None,
-        keep: Callable[[Mapping[str, Any]], None] = lambda summary: None,
+        function: tuple[socket.socket, Path] | None = None,
     ) -> None:
         host = settings.cluster.coordinator.rpartition(":")[0].strip("[]")
         if host and not is_loopback(host):
@@ -128,7 +126,7 @@ class Launcher:
         job = settings.cluster.job or f"{_job_stem(script)}-{secrets.token_hex(3)}"
         self._settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"job": job})})
         self._script, self._script_args = script, script_args
-        self._function, self._keep_summary = function, keep
+        self._function = function
         self._job = job
         self._fresh = fresh
         self._keeping: asyncio.Task[None] | None = None
@@ -166,6 +164,8 @@ class Launcher:
         self._keep_checkpoints()
         self._guard = Guard()
         self._guard.tell("directory", self._directory)
+        if self._function is not None:
+            self._guard.tell("directory", self._function[1])
         self._logs = Logs(self._directory / "logs", lambda line: self._display.line("", line))
         try:
             code = await self._until_over(self._signal)
@@ -313,7 +313,7 @@ class Launcher:
             (store, name),
             self._token,
             holding,
-            self._starter(),
+            starter_of(self._function and self._function[0], self._guard, self._preloading),
             Input(say_soon),
             self._fresh,
         )
@@ -348,14 +348,6 @@ class Launcher:
             self._say(line)
         return supervisor
 
-    def _starter(self) -> Starter:
-        """How processes are made."""
-        others = self._preloading or Executing()
-        if self._function is None:
-            return others
-        assert self._guard is not None
-        return Handed([*ROLES, "worker"], self._function, Child("function", self._guard, None), others)
-
     def _say(self, line: str) -> None:
         self._said = line
         self._display.line("", line)
@@ -387,7 +379,8 @@ class Launcher:
                     return BROKEN if broken else 0
                 summary = await self._gather(status, channel, supervisor.restarts.total)
             code = exit_code(summary)
-            self._keep_summary(summary)
+            if self._function is not None:
+                (self._function[1] / "summary").write_text(json.dumps(summary))
             *lines, last = closing_lines(status, summary)
             try:
                 lines.append(await self._report.finished(summary, code, channel))

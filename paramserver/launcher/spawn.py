@@ -18,12 +18,12 @@ from paramserver.checkpoint.owner import Holding
 from paramserver.config import ENV_PREFIX, Settings, env_name
 from paramserver.launcher.input import Input
 from paramserver.launcher.seats import ChildFailedError
-from paramserver.preload.starter import Preloading
+from paramserver.preload.starter import Handed, Preloading
 from paramserver.preload.title import ROOM
 from paramserver.processes import environment as env
 from paramserver.processes.lines import OnceHeard, Output
 from paramserver.processes.process import Child, Guard
-from paramserver.processes.starting import Starter, python
+from paramserver.processes.starting import Executing, Starter, python
 from paramserver.transport.addresses import own_loopback
 
 START_TIMEOUT_S = 60.0
@@ -176,6 +176,12 @@ async def preload(
     for threads in sorted({1, settings.training.threads_per_worker}):
         await preloading.prepare(common_environment(threads))
     return preloading
+
+
+def starter_of(function: socket.socket | None, guard: Guard, preloading: Preloading | None) -> Starter:
+    """How processes are made. ``function``: to the process of which workers are forked, in place of a script."""
+    others = preloading or Executing()
+    return others if function is None else Handed([*ROLES, "worker"], function, Child("function", guard, None), others)
 
 
 def common_environment(threads: int) -> dict[str, str]:

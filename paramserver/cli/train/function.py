@@ -23,13 +23,8 @@ def main() -> int:
 
 def _launch(words: Mapping[str, Any]) -> int:
     settings = load_job(Path(words["config"]) if words["config"] is not None else None, words["overrides"])
-    directory = Path(words["directory"])
-
-    def keep(summary: Mapping[str, Any]) -> None:
-        (directory / "summary").write_text(json.dumps(summary))
-
-    control = socket.socket(fileno=words["control"])
-    return launch(settings, Path(words["name"]), [], words["fresh"], control, keep)
+    function = socket.socket(fileno=words["control"]), Path(words["directory"])
+    return launch(settings, Path(words["name"]), [], words["fresh"], function)
 
 
 if __name__ == "__main__":
