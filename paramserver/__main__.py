@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-# Python puts the current directory first. Its modules are not to stand in for others, unless it has this package.
+# Python puts the current directory first. Its modules are not to stand in for others, unless it has this package: then
+# the first place is that of the command, as for the command itself.
 if not sys.flags.safe_path and sys.path[0] != os.path.dirname(os.path.dirname(os.path.abspath(__file__))):
-    del sys.path[0]
+    sys.path[0] = os.path.dirname(sys.executable)
 
 from paramserver.cli.main import main
 

@@ -22,6 +22,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FREE = (signal.SIGUSR1, signal.SIGUSR2)
 # So long the threads, exit functions and files of a script may take after its end, in seconds.
 END_S = 30.0
+# Exit codes with which this process is about to end.
+_ending: list[int] = []
 # Files that hold nothing back themselves once they are flushed.
 _PLAIN = (io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair, io.BytesIO)
 
@@ -71,7 +73,9 @@ def end_as_python(code: int, apart: Collection[object] = (), limit_s: float = EN
     limit.daemon = True
     limit.start()
     waits: Callable[[], None] = threading._shutdown  # type: ignore[attr-defined]
-    for step in (waits, atexit._run_exitfuncs, partial(_write_files, apart)):
+    steps = [waits] if not _ending else []  # what Python calls meanwhile may have come to this function once more
+    _ending.append(code)
+    for step in (*steps, atexit._run_exitfuncs, partial(_write_files, apart)):
         try:
             step()
         except BaseException:

@@ -79,6 +79,13 @@ def test_threads_exit_functions_and_files_as_at_the_end_of_python(tmp_path: Path
         assert packed.read() == "all of it"
 
 
+def test_an_end_within_the_end_of_python(tmp_path: Path) -> None:
+    """As if a context failed to close each time."""
+    done = ended(tmp_path, "threading._register_atexit(lambda: end_as_python(5))")
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (5, ["exit function"], "")
+    assert (tmp_path / "text").read_text() == "all of it"
+
+
 def test_files_of_another_process_are_left_alone(tmp_path: Path) -> None:
     assert ended(tmp_path, "end_as_python(7, kept)").returncode == 7
     assert (tmp_path / "text").read_text() == ""
