@@ -73,9 +73,11 @@ def end_as_python(code: int, apart: Collection[object] = (), limit_s: float = EN
     limit.daemon = True
     limit.start()
     waits: Callable[[], None] = threading._shutdown  # type: ignore[attr-defined]
-    steps = [waits] if not _ending else []  # what Python calls meanwhile may have come to this function once more
+    steps: list[Callable[[], None]] = [waits, atexit._run_exitfuncs, partial(_write_files, apart)]
+    if _ending:  # what Python calls meanwhile has come to this function once more
+        del steps[0]
     _ending.append(code)
-    for step in (*steps, atexit._run_exitfuncs, partial(_write_files, apart)):
+    for step in steps:
         try:
             step()
         except BaseException:
