@@ -50,6 +50,8 @@ class Seat:
     leaving: bool = False
     # Pids of the newest ended processes, the last one at the end.
     former: list[int] = field(default_factory=list)
+    # How many processes in a row have ended before they were members, while the job went on without them.
+    refused: int = 0
 
     @property
     def exit_code(self) -> int | None:
@@ -86,12 +88,12 @@ class Seats:
             seat.due = time.monotonic()
             self._say(f"{seat.name} has left, and is started again")
             return
-        pause_s = self.count(seat.name, code, fatal, spare)
+        pause_s = max(self.count(seat.name, code, fatal, spare), cool_down_s(seat.refused))
         if not told:
             self._say(f"{seat.name} ended unexpectedly ({how(code)})")
         seat.due = time.monotonic() + pause_s
         after = f" in {pause_s:g} s" if pause_s else ""
-        failures, most = self.restarts.failures(seat.name), self.restarts.most
+        failures, most = max(self.restarts.failures(seat.name), seat.refused), self.restarts.most
         often = f"{failures} of at most {most} times in a row"
         if failures > most:
             often = f"{failures} times in a row; the job goes on without it"

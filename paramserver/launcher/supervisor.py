@@ -239,7 +239,9 @@ class Supervisor:
             raise ChildFailedError(f"{seat.name} ended with exit code {code}; it says why above", code)
         if not self.restarts.most:
             raise ChildFailedError(f"{seat.name} ended unexpectedly ({how(code)}); the run cannot go on", code)
-        self._seats.again(seat, code, fatal, told=seat in self.workers, spare=self._spare(seat))
+        spare = self._spare(seat)
+        seat.refused = seat.refused + 1 if spare and self._never_back(seat) else 0
+        self._seats.again(seat, code, fatal, told=seat in self.workers, spare=spare)
 
     # ---- as many workers as wished for
 

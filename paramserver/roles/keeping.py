@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 import structlog
 
@@ -32,6 +33,8 @@ async def keep_records(job: Job, settings: Settings, resumed: bool) -> Writing |
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the job with it
             loop.call_soon_threadsafe(job.promises.broken.setdefault, "records", sentence)
 
+    if run.records and job.registry.ready and not Path(run.records).exists():  # an earlier coordinator has made it
+        missed(f"the file {run.records} does not have all logged values: it was deleted while the job wrote to it")
     try:
         tracked = (job.options.checkpoints.run or {}).get(TRACKED_AS, f"{job.options.job} {job.beginning:x}")
         name, key = tracked.split(" ")

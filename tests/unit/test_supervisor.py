@@ -36,6 +36,8 @@ class World:
         self.status.view.main = 1
         self.answered_at = time.monotonic()
         self.silent = False
+        # The version of the servers.
+        self.version = 0
         # Servers that are no members.
         self.absent: set[int] = set()
         # Pids of workers that have ended, which the coordinator still takes for members.
@@ -76,7 +78,7 @@ class World:
         del self.status.processes[:]
         for process in self.started:
             if process.name.startswith("server") and process.running and process.pid not in self.absent:
-                self.status.processes.add(role="server", pid=process.pid)
+                self.status.processes.add(role="server", pid=process.pid, version=self.version)
         del self.status.view.workers[:]
         for pid in self.unnoticed:
             self.status.processes.add(role="worker", pid=pid, member=pid)
@@ -609,6 +611,27 @@ def test_a_worker_that_cannot_come_back_does_not_end_the_run(monkeypatch: pytest
     world = World()
     assert world.run(story) == 0
     assert f"worker-1 could not join again (exit code {code}); its slices go to the others" in world.said
+
+
+def test_a_worker_that_cannot_come_back_is_tried_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the job gets on, which makes other failures be forgotten."""
+    monkeypatch.setattr("paramserver.processes.restarts._SECOND_S", 0.01)
+
+    async def story(world: World) -> None:
+        world.unnoticed = [world.of(f"worker-{index}")[0].pid for index in range(2)]
+        await world.ask()
+        await ends_again_and_again(world, "worker-1", -9, 1)
+        for version in range(1, 4):
+            await ends_again_and_again(world, "worker-1", 2, 1)
+            world.version = version
+            await world.ask()
+        world.unnoticed = []
+        await all_well(world)
+
+    world = World()
+    assert world.run(story) == 0
+    waits = [line for line in world.said if line.startswith("worker-1 is started again in ")]
+    assert [line.partition(" in ")[2].partition(" s ")[0] for line in waits] == ["0.01", "0.01", "0.02"]
 
 
 def test_a_worker_that_has_come_back_and_fails_ends_the_run() -> None:
