@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,4 +122,24 @@ def test_a_checkpoint_that_goes_while_servers_read_it_is_not_taken_for_damaged(t
         away.rename(rig.checkpoints)
         stop.released.set()
         summary = ended(rig, 0)
+    same(summary, wanted())
+
+
+@pytest.mark.parametrize("gone", ["deleted", "a file in its place"])
+def test_a_coordinator_takes_over_without_the_file_of_records(tmp_path: Path, gone: str) -> None:
+    """The job goes on; the promise is broken. Before, the next coordinator ended, or began a file without a word."""
+    stop, folder = Stop(5), tmp_path / "records"
+    with Rig(tmp_path, 3, run__records=str(folder / "r.jsonl")) as rig:
+        rig.begin(program(stop))
+        wait(stop.reached, "version 5")
+        until("it is written", lambda: (folder / "r.jsonl").exists())
+        shutil.rmtree(folder)
+        if gone != "deleted":
+            folder.touch()
+        rig.kill_now("leader")
+        until("another coordinator leads", lambda: len(rig.chiefs) == 2 and rig.chiefs[1].service is not None, 30.0)
+        stop.released.set()
+        summary = ended(rig, 1)
+    (sentence,) = summary["broken_promises"]
+    assert str(folder / "r.jsonl") in sentence
     same(summary, wanted())
