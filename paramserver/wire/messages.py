@@ -27,8 +27,8 @@ from paramserver.wire.bounds import MAX_SLICES, counting
 
 # Raised when two releases no longer understand each other.
 PROTOCOL = 5
-# How numbers are named that tell whether workers run the same script. They belong to one run of a job.
-OF_SCRIPTS = "script "
+# How numbers to agree on are named that belong to one run of a job, and not to a job that goes on from a checkpoint.
+OF_RUN = "of run "
 
 # Limits of a model, which are checked before memory is allocated.
 MAX_TENSORS = 200_000

@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 
 from paramserver import errors
-from paramserver.wire.messages import OF_SCRIPTS
+from paramserver.wire.messages import OF_RUN
 
 log = structlog.get_logger("paramserver.worker")
 
@@ -41,7 +41,7 @@ def compare(agreeing: _Agreeing, run: str, chosen: str) -> None:
     parts = list(_parts(sys.modules.get("__main__"), sys.argv[1:], list(sys.modules.values())))
     if not parts:
         return
-    name = f"{OF_SCRIPTS}{run}"
+    name = f"{OF_RUN}{run} script"
     numbers = [float(number_of(run, value)) for _, value in parts]
     total = float(number_of(run, *map(str, numbers)))
     theirs = agreeing.agree_all(name, (1, 0), total)

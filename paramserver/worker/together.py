@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -99,6 +99,44 @@ class Together(Facts):
             )
         epoch, count = self._places.call("evaluate")
         return self.engine.evaluating.begin(epoch, count, batches), self._position.numbers.of(epoch), count
+
+    def barrier(self, timeout_s: float = 0.0) -> None:
+        """Wait until all workers of the job have come to this place of the script, before or after ``prepare``.
+
+        At the start of the job it waits for all workers that the job was started with. Later it waits for the workers
+        that live and have not been here. For work of one worker that others need, :meth:`once` survives a death.
+
+        ``timeout_s``: how long, in seconds; 0: ``cluster.wait_timeout_s``. Raises DeadlineError that names the missing
+        workers, and UserError in the loop over the prepared loader, where workers have other numbers of batches.
+
+        >>> ctx.barrier()
+        """
+        self.engine.agreeing.meet(self._place("barrier"), timeout_s)
+
+    def once(self, work: Callable[[], object], timeout_s: float = 0.0) -> None:
+        """Have the main worker do something before any worker goes on: download data, write a file for the others.
+
+        All workers call it at the same place of the script, before or after ``prepare``. If the main worker dies before
+        the work is done, the next main worker does it from the start. A worker that comes later goes on at once, so
+        the result has to lie where each worker finds it. ``work`` has no arguments, and its result is not used.
+
+        ``timeout_s``: how long workers wait, in seconds; 0: ``cluster.wait_timeout_s``. Raises DeadlineError that names
+        the main worker, and UserError in the loop over the prepared loader.
+
+        >>> ctx.once(lambda: torch.save(torch.randn(8, 4), "data.pt"))
+        >>> torch.load("data.pt").shape
+        torch.Size([8, 4])
+        """
+        self.engine.agreeing.once(self._place("once"), work, timeout_s)
+
+    def _place(self, what: str) -> str:
+        if self._places.in_loop:
+            raise errors.UserError(
+                f"ctx.{what} belongs outside of the loop over the prepared loader: in the loop workers have different "
+                "numbers of batches, so some would wait for ever"
+            )
+        epoch, count = self._places.call(what)
+        return f"{what} {epoch + 1} {count + 1}"
 
     def agree(self, value: float, name: str = "value") -> float:
         """A number on which all workers agree: the one of the worker that comes here first.

@@ -255,7 +255,7 @@ def test_a_step_outside_of_the_loop_is_refused() -> None:
     def script(ctx: Context) -> None:
         model: Any = Mixed()
         model, muon, _, _ = ctx.prepare(model, *optimizers_of(model), DataLoader(dataset(BATCH), batch_size=BATCH))
-        with pytest.raises(errors.UserError, match="belongs once into each iteration over the prepared loader"):
+        with pytest.raises(errors.UserError, match="comes before any iteration over the prepared loader"):
             muon.step()
 
     inside(script)

@@ -58,7 +58,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
 def test_a_worker_that_runs_the_same_asks_once(worker: Worker) -> None:
     coordinator = Coordinator()
     worker.joins(coordinator, "--lr", "0.1")
-    assert set(coordinator.names) == {"script 1a"}
+    assert set(coordinator.names) == {"of run 1a script"}
     asked = len(coordinator.names)
     worker.joins(coordinator, "--lr", "0.1")
     assert len(coordinator.names) == asked + 1

@@ -16,7 +16,7 @@ from paramserver.core.work.loading import Load, Place
 from paramserver.core.work.passes import SAMPLES
 from paramserver.membership.joining import versions
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
-from paramserver.wire.messages import OF_SCRIPTS, consistency_from_proto, data_from_proto, schedule_from_proto
+from paramserver.wire.messages import OF_RUN, consistency_from_proto, data_from_proto, schedule_from_proto
 
 # In `Manifest.run`: name and key of the trackers' run, which jobs that go on from the checkpoint go on with.
 TRACKED_AS = "tracked as"
@@ -76,7 +76,7 @@ def _position(
         async_from=record.async_from,
         histories=record.histories[:1],
         poisoned=record.poisoned,
-        agreed=[one for one in record.agreed if not one.name.startswith((SAMPLES, OF_SCRIPTS))],
+        agreed=[one for one in record.agreed if not one.name.startswith((SAMPLES, OF_RUN))],
         registered=registered,
         loaded=getattr(record, loaded) if loaded else None,
     )

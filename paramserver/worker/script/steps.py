@@ -256,6 +256,12 @@ class Steps:
         """Raises UserError if an optimizer step does not belong here, or will come at the wrong places."""
         data = self._position.data
         if self.item is None:
+            if data is not None and not self._passes.iteration:
+                raise errors.UserError(
+                    "optimizer.step() comes before any iteration over the prepared loader. If the script loops over "
+                    "the DataLoader that it gave to ctx.prepare, let it loop over the one that ctx.prepare has "
+                    "returned: model, optimizer, loader = ctx.prepare(model, optimizer, loader)"
+                )
             if data is not None:
                 raise errors.UserError(
                     "optimizer.step() belongs once into each iteration over the prepared loader: to step several times "
