@@ -387,3 +387,28 @@ def test_the_job_goes_back_when_the_scripts_have_ended(tmp_path: Path) -> None:
         rig.work(Script(of_range))
         summary = rig.finish()
     same(summary, wanted())
+
+
+def test_a_loop_that_ends_by_the_version_has_the_same_bits_for_any_number_of_workers() -> None:
+    """``next(it)`` until so many updates are made. With a count of its own batches each worker would end elsewhere."""
+
+    def script(ctx: Context) -> None:
+        model: Any = network()
+        optimizer: Any = sgd(model.parameters())
+        loader: Any = DataLoader(dataset(32), batch_size=4, shuffle=True)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        batches = iter(loader)
+        while ctx.version < 6:
+            try:
+                x, y = next(batches)
+            except StopIteration:
+                batches = iter(loader)
+                continue
+            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+        assert ctx.version == 6
+
+    one, two = (train(script, workers, 1, slices_per_step=2) for workers in (1, 2))
+    assert one.summary["steps"] == two.summary["steps"] == 6
+    assert one.digests == two.digests

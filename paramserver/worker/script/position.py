@@ -117,7 +117,8 @@ class Position:
         if passes.left and loader:
             log.warning(
                 f"the script ends in the middle of epoch {passes.epoch + 1}: what is left of that epoch is not "
-                "trained, unless other workers do it"
+                "trained, unless other workers do it. A count of batches is that of one worker: to end all workers "
+                f"after so many updates, compare ctx.version with their number (now {self._engine.weights.version})"
             )
         if not failed:
             self._schedules.leave(passes.epoch + 1)
