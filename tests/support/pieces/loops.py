@@ -216,7 +216,13 @@ for step in range(2 * $count):
 
 BODIES: list[Piece] = [
     Piece("body", "step and zero_grad"),
-    Piece("body", "changes the batch in its place", {"first": "x.mul_(0.5)\n"}, needs=(Need.LOADER,)),
+    Piece(
+        "body",
+        "changes the batch in its place",
+        {"first": "x.mul_(0.5)\n"},
+        needs=(Need.LOADER,),
+        without=("model=counts",),  # its samples are whole numbers
+    ),
     Piece("body", "zero_grad first", {"zero": "", "first": "optimizer.zero_grad()\n"}),
     Piece("body", "zero_grad keeps tensors", {"zero": "optimizer.zero_grad(set_to_none=False)\n"}),
     Piece("body", "zero_grad first, keeps tensors", {"zero": "", "first": "optimizer.zero_grad(set_to_none=False)\n"}),
