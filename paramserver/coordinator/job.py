@@ -133,7 +133,7 @@ class Job:
         self.members = Membership(self.options.lease_s, self.options.grace_s, generation, first_ident)
         self.seats = Seats(self.members)
         self.checkpoints = Checkpoints(self, self.options.checkpoints)
-        self.records.told = self.checkpoints.best.hear
+        self.records.tell(self.checkpoints.best.hear)
         self.recovery = Recovery(self)
         self.registry = ModelRegistry(self)
         self.schedule = Schedule(self)

@@ -134,6 +134,7 @@ def test_buffers_reach_the_model_of_every_worker() -> None:
                 seen.append((ctx.version, int(model.calls)))
                 model(x).mean().backward()
                 optimizer.step()
+                optimizer.zero_grad()
 
     train(script, 3, 2, slices_per_step=4)
     assert len(seen) >= 20  # an idle worker may compute a slice that another one has begun
@@ -211,7 +212,7 @@ def test_steps_outside_of_the_loop_are_refused() -> None:
         optimizer: Any = sgd(model.parameters())
         loader: Any = DataLoader(dataset(8), batch_size=BATCH)
         model, optimizer, loader = ctx.prepare(model, optimizer, loader)
-        with pytest.raises(errors.UserError, match="once into each iteration over the prepared loader"):
+        with pytest.raises(errors.UserError, match="before any iteration over the prepared loader"):
             optimizer.step()
         for _ in ctx.epochs(1):
             for x, y in loader:
@@ -219,6 +220,7 @@ def test_steps_outside_of_the_loop_are_refused() -> None:
                 optimizer.step()
                 with pytest.raises(errors.UserError, match="once into each iteration"):
                     optimizer.step()
+                optimizer.zero_grad()
         with pytest.raises(errors.UserError, match="once into each iteration"):
             optimizer.step()
         assert ctx.version == 2

@@ -235,6 +235,7 @@ def test_at_the_head_of_a_step_without_a_loader(build: Build) -> None:
             found.append(optimizer.param_groups[0]["lr"])
             F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            optimizer.zero_grad()
 
     train(script, 1, 1)
     optimizer, wanted = sgd(network().parameters()), []

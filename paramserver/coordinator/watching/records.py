@@ -50,10 +50,14 @@ class Records:
         self._collector = Collector()
         self.history = History()
         self.sink: Sink = _Nowhere()
-        # Hears of closed steps, too.
-        self.told: Callable[[Sequence[StepValues]], None] = lambda steps: None
+        # See :meth:`tell`.
+        self._told: Callable[[Sequence[StepValues]], None] = lambda steps: None
         # Where each worker stands, by member number: it logs nothing for earlier steps any more.
         self._places: dict[int, Place] = {}
+
+    def tell(self, told: Callable[[Sequence[StepValues]], None]) -> None:
+        """Call ``told`` with the steps that are closed from now on."""
+        self._told = told
 
     def go_on(self, steps: Sequence[StepValues], ours: bool) -> None:
         """Earlier coordinators have written these steps. ``ours``: of this job, which the coordinator takes over.
@@ -106,4 +110,4 @@ class Records:
             for step in steps:
                 self.history.add(step, now)
             self.sink.write(steps)
-            self.told(steps)
+            self._told(steps)

@@ -199,7 +199,12 @@ class Steps:
     def _step(self, unscale: float, overflow: bool) -> bool:
         """False: another worker's contribution of this name counts, so this contribution needs another name."""
         binding, sender, ever_used = self._binding, self._engine.sender, self._engine.weights.ever_used
-        binding.steps(self._only)
+        self.check_place()
+        try:
+            binding.steps(self._only)
+        except errors.UserError:
+            self._groups()  # a group that the script has taken out is not cleared: that is said first
+            raise
         item, taken = self._item_to_step_on(unscale)
         samples = self._samples
         clipped_here = self._clip_norm > 0 and isinstance(item.name, AsyncName)
@@ -240,7 +245,6 @@ class Steps:
     def _item_to_step_on(self, unscale: float) -> tuple[Item, PartialSum | None]:
         """The slice of this step; and the gradients, where they had to be taken before the slice was known."""
         taken: PartialSum | None = None
-        self.check_place()
         if self.item is None:
             self.item = self._draws.take()
             if self.item is None:

@@ -284,6 +284,8 @@ def _draw(chance: random.Random, seed: int, form: Form) -> Script:
     if illegal:
         bad = [p for pieces in KINDS.values() for p in pieces if p.verdict is Verdict.REFUSED]
         first = seed // 3 % len(bad)  # each in its turn
+        if Need.SEVERAL in bad[first].needs:
+            form = replace(form, workers=max(2, form.workers))
         one = next(
             p for p in [*bad[first:], *bad[:first]] if p.kind == "client" or fits(form, {**chosen, p.kind: p}.values())
         )
@@ -291,6 +293,19 @@ def _draw(chance: random.Random, seed: int, form: Form) -> Script:
         kinds.remove(one.kind)
     elif not form.real and not form.loose and chance.randrange(100) < _OFTEN["client"]:
         chosen["client"] = chance.choice([p for p in KINDS["client"][1:] if p.verdict is Verdict.EQUAL])
+    elif seed % 3 and not (form.real or form.loose or form.kills or form.again):
+        legal = [
+            p
+            for kind, pieces in KINDS.items()
+            if kind != "client"
+            for p in pieces[1:]
+            if p.verdict is not Verdict.REFUSED
+        ]
+        one = legal[2 * seed // 3 % len(legal)]  # each in its turn, where it means something
+        chosen[one.kind] = one
+        kinds.remove(one.kind)
+        forms = (form, Form(1, 1, 1), Form(0, 1, 1), Form(1, 2, 1))
+        form = next(way for way in forms if fits(way, chosen.values()))
     if chosen["client"].name != "none":
         form = Form(chance.choice((0, 1, 2)), 1, 1, form.mode, form.staleness)
     if form.loose:
