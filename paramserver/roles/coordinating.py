@@ -23,6 +23,7 @@ from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.life import Ends, Phase
 from paramserver.core.layout.lr_scaling import LrScaling
 from paramserver.membership.settings import consistency_of, shared
+from paramserver.records.writing import Writing
 from paramserver.report.data import Outcome
 from paramserver.report.outcome import broken_off, finished, without_training
 from paramserver.results.gather import gather
@@ -199,16 +200,16 @@ class Coordinating:
                 return None
             return await self._conclude(service, how)
         finally:
-            # A signal that comes now must not interrupt this.
-            if self.show_end is not None:
-                await to_the_end(self.show_end())
-            self.endpoint.service = None
-            await to_the_end(self._wind_up(service, led, keeping))
-            if writing is not None:
-                await asyncio.to_thread(writing.close)
+            # A signal that comes now must not interrupt any of this.
+            await to_the_end(self._wind_up(service, led, keeping, writing))
 
-    async def _wind_up(self, service: CoordinatorService, led: bool, keeping: asyncio.Task[None] | None) -> None:
-        """Leave in the store only records that another coordinator may need."""
+    async def _wind_up(
+        self, service: CoordinatorService, led: bool, keeping: asyncio.Task[None] | None, writing: Writing | None
+    ) -> None:
+        """Show the end to those who watch, and leave in the store only records that another coordinator may need."""
+        if self.show_end is not None:
+            await self.show_end()
+        self.endpoint.service = None
         if not led:
             pass  # the job stays as it was found
         elif not service.job.over.done() and not (self._options.gather and service.job.members_present()):
@@ -225,6 +226,8 @@ class Coordinating:
             if not (over.done() and over.result() == "replaced"):  # else the other one keeps the place
                 # A job that has failed may go on from its checkpoints.
                 await leave(holding, service.job.ended and service.job.life.phase is not Phase.FAILED)
+        if writing is not None:
+            await asyncio.to_thread(writing.close)
 
     async def _resume_own(self, service: CoordinatorService) -> None:
         """Begin a job that has failed, or is lost, with its own newest checkpoint, if there is one."""

@@ -187,7 +187,7 @@ class Checkpoints:
         self._cuts.took(self.overdue.took(version))
         self.overdue.saved(version)
         self._job.write_down()
-        tell = log.debug if self.options.sparing else log.info
+        tell = log.debug if self.options.sparing and not self.options.every else log.info
         tell("checkpoint", version=version, saved=name, MB=round(nbytes / 1e6, 1))
 
     async def _prune(self, kept: set[str]) -> None:
