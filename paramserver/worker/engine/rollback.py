@@ -136,7 +136,9 @@ class Rollback:
             return 0
         if self._member.rolled_back():
             self.follow()
-        return self._slices.schedule().step(self._weights.version).epoch
+        schedule = self._slices.schedule()
+        # The job may have become synchronous since these weights came, at a later version.
+        return schedule.step(max(self._weights.version, schedule.base_version)).epoch
 
     def next_epoch(self, epoch: int) -> int:
         """The epoch after ``epoch``, or an earlier one if the job went back meanwhile."""

@@ -34,6 +34,8 @@ from tests.support.cluster.harness import Cluster, Died, until
 
 # How long a script may take on a busy machine before it counts as stuck.
 SCRIPT_S = 60.0
+# How long one of several workers is waited for, in turn; and all of them, when one has failed.
+_LOOK_S, _OTHERS_S = 0.1, 2.0
 
 
 def play_plain(text: str, form: Form, place: Path) -> Played:
@@ -126,9 +128,12 @@ def on_cluster(text: str, form: Form, place: Path) -> Played:
         deadline = time.monotonic() + SCRIPT_S
         for number, mode in enumerate(form.changes):
             change(cluster, 3 * number + 3, mode, form.staleness)
-        for worker in workers:
-            worker.end(max(0.0, deadline - time.monotonic()))
-        played.stuck = any(worker.alive for worker in workers)
+        while any(worker.alive for worker in workers) and time.monotonic() < deadline:
+            for worker in workers:
+                worker.end(_LOOK_S)
+            if any(worker.error is not None for worker in workers):  # a launcher would end the others
+                deadline = min(deadline, time.monotonic() + _OTHERS_S)
+        played.stuck = all(worker.error is None for worker in workers) and any(worker.alive for worker in workers)
         for worker in sorted(workers, key=lambda w: not isinstance(w.error, errors.UserError)):
             if worker.error is not None:
                 played.ended_with(worker.error)
