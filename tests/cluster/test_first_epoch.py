@@ -193,7 +193,7 @@ def test_another_number_than_the_next_one_is_refused() -> None:
         train(Script(shuffled, beside, EPOCHS))
 
 
-def test_the_first_epoch_is_said_with_advice_where_the_optimizer_was_trained_before() -> None:
+def test_the_first_epoch_is_said_where_it_is_another_one_and_with_advice_after_training() -> None:
     def untold(ctx: Context, loader: Any, start: int) -> Iterable[int]:
         return range(start, EPOCHS)
 
@@ -201,8 +201,12 @@ def test_the_first_epoch_is_said_with_advice_where_the_optimizer_was_trained_bef
     with capture_logs() as logs:
         train(first, workers=2)
     begin = "the first loop over the prepared loader is epoch"
+    assert not [one for one in logs if "counted from 0" in one["event"]]
+    with capture_logs() as logs:
+        train(Script(shuffled, told_each_time, EPOCHS, first.left), workers=2)
     (said,) = [one for one in logs if one["event"].startswith(begin)]
     assert said["log_level"] == "info"
+    assert said["event"].startswith(f"{begin} {DONE}, counted from 0")
     with capture_logs() as logs:
         train(Script(shuffled, untold, EPOCHS, first.left), workers=2)
     (said,) = [one for one in logs if one["event"].startswith(begin)]

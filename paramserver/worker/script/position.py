@@ -75,7 +75,7 @@ class Position:
         progress, rollback, numbers = self._engine.progress, self._engine.rollback, self._numbers
         if start is not None:
             numbers.begin_with(start)
-            self._tell(f"the first epoch of ctx.epochs is epoch {numbers.first}, counted from 0")
+            self._tell("the first epoch of ctx.epochs", numbers.first)
         count -= numbers.first
         if count < 1:  # all of them were trained before
             return
@@ -154,20 +154,23 @@ class Position:
                     "with the same epoch in all workers"
                 )
             passes.begins_with(said - numbers.first)
-        self._tell(
-            f"the first loop over the prepared loader is epoch {numbers.of(passes.next_epoch)}, counted from 0: the "
-            "order of samples follows from this number",
-            "" if said is not None else "to go on from another epoch, call loader.set_epoch(epoch) before the loop",
-        )
+        self._tell("the first loop over the prepared loader", numbers.of(passes.next_epoch), said is None)
 
-    def _tell(self, what: str, advice: str = "") -> None:
-        """Say, on one worker, with which epoch the script begins; a warning if it may go on from a checkpoint."""
+    def _tell(self, what: str, epoch: int, unsaid: bool = False) -> None:
+        """Say, on one worker, with which epoch the script begins, unless that is epoch 0 of a new optimizer.
+
+        ``unsaid``: the script has not said the number; a warning if it may go on from a checkpoint of its own.
+        """
         session = self._engine.member.session
         if session.rank or self._engine.weights.version:
             return
-        if advice and self._trained_before:
-            log.warning(f"{what}. The optimizer has been trained before: {advice}")
-        else:
+        what = f"{what} is epoch {epoch}, counted from 0: the order of samples follows from this number"
+        if unsaid and self._trained_before:
+            log.warning(
+                f"{what}. The optimizer has been trained before: to go on from another epoch, call "
+                "loader.set_epoch(epoch) before the loop"
+            )
+        elif epoch:
             log.info(what)
 
     def begin_pass(self) -> int:
