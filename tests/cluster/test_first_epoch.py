@@ -193,7 +193,7 @@ def test_another_number_than_the_next_one_is_refused() -> None:
         train(Script(shuffled, beside, EPOCHS))
 
 
-def test_the_first_epoch_is_said_where_it_is_another_one_and_with_advice_after_training() -> None:
+def test_the_first_epoch_is_said_with_advice_where_the_optimizer_was_trained_before() -> None:
     def untold(ctx: Context, loader: Any, start: int) -> Iterable[int]:
         return range(start, EPOCHS)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from structlog.testing import capture_logs
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, TensorDataset
 
 from paramserver.worker.context import Context
 from tests.support.cluster.harness import train
@@ -166,3 +166,71 @@ ANOTHER = "the script draws batches of another DataLoader in its loop over the p
 )
 def test_draws_of_the_script_itself_are_said(script: Callable[[Context], None], said: list[str]) -> None:
     assert said_of(script) == said
+
+
+# ---- batches of a script that has prepared no loader
+
+
+def loops(ctx: Context, batches: Callable[[Any], Any]) -> None:
+    """Trains on what ``batches`` gives for the context, without a prepared loader."""
+    model: Any = network()
+    model, optimizer = ctx.prepare(model, plain(model.parameters(), 0.1))
+    for x, y in batches(ctx):
+        loss: Any = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def in_a_loop(ctx: Context) -> None:
+    trained = DataLoader(dataset(SAMPLES), batch_size=4)
+    loops(ctx, lambda _: (batch for _, batch in enumerate(trained)))
+
+
+def shuffled_in_an_object(ctx: Context) -> None:
+    class Trainer:
+        loader = DataLoader(dataset(SAMPLES), batch_size=4, shuffle=True)
+
+    trainer = Trainer()
+    loops(ctx, lambda _: iter(trainer.loader))
+
+
+def shared_out_by_the_script(ctx: Context) -> None:
+    data = dataset(SAMPLES)
+    loops(ctx, lambda ctx: iter(DataLoader(data, batch_size=4, sampler=DistributedSampler(data, 2, ctx.rank))))
+
+
+def drawn_by_seed(ctx: Context) -> None:
+    data = dataset(SAMPLES)
+    first = iter(DataLoader(data, batch_size=4))  # to look at a batch
+    next(first)
+    loops(ctx, lambda _: (data[torch.randint(SAMPLES, (4,))] for _ in range(4)))
+
+
+def drawn_by_a_loader(ctx: Context) -> None:
+    data = dataset(SAMPLES)
+    sampler = RandomSampler(data, replacement=True)
+    loops(ctx, lambda _: iter(DataLoader(data, batch_size=4, sampler=sampler)))
+
+
+NOT_GOT = "the script trains on batches of a DataLoader that ctx.prepare has not got"
+
+
+@pytest.mark.parametrize(
+    ("script", "workers", "said"),
+    [
+        (in_a_loop, 2, [f"{NOT_GOT}: 'trained'"]),
+        (shuffled_in_an_object, 2, [NOT_GOT]),
+        (in_a_loop, 1, []),
+        (shared_out_by_the_script, 2, []),
+        (drawn_by_seed, 2, []),
+        (drawn_by_a_loader, 2, []),
+    ],
+)
+def test_a_loader_that_was_never_prepared_is_said_once(
+    script: Callable[[Context], None], workers: int, said: list[str]
+) -> None:
+    with capture_logs() as logs:
+        train(script, workers=workers, slices_per_step=SLICES)
+    found = [one["event"].partition(". ")[0] for one in logs if NOT_GOT in one["event"]]
+    assert found == said

@@ -1,4 +1,4 @@
-"""Notices that a script draws its own random numbers in the loop over the prepared loader, which nobody seeds.
+"""Notices what a script draws itself: numbers that nobody seeds, and batches that workers do not share out.
 
 Such numbers depend on the worker that computes the slice, and two workers may draw the same.
 """
@@ -12,12 +12,13 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 import structlog
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from paramserver.worker.data.generators import KINDS
 
@@ -101,6 +102,62 @@ class OwnDraws:
         return any(_is_iterator(one) or isinstance(one, itertools.cycle) for one in beside if one is not mine)
 
 
+class OwnLoops:
+    """Looks at two steps of a script that has prepared no loader: whether one DataLoader of its own gave both batches.
+
+    Each worker reads all of such a loader. Iterations are found among the objects of the process.
+    """
+
+    def __init__(self) -> None:
+        self._wanted = True
+        # By iteration that was there at the former step: how many batches it had given.
+        self._given: dict[int, int] | None = None
+
+    def steps(self, frame: types.FrameType | None) -> None:
+        """The script steps, in this frame, and several workers do so."""
+        if not self._wanted:
+            return
+        iterates = cache(_iterates)
+        found = {id(one): one for one in gc.get_objects() if iterates(type(one)) and not _shared_out(one)}
+        given = {key: getattr(one, "_num_yielded", 0) for key, one in found.items()}
+        former, self._given = self._given, given
+        if former is None:
+            return
+        self._wanted = False
+        for key, iterator in found.items():
+            if 0 < former.get(key, 0) < given[key]:
+                data = getattr(iterator, "_dataset", None)
+                names = (name for name, value in _names(_of_script(frame)) if _is_over(value, data))
+                name = "".join(f": {name!r}" for name in list(names)[:1])
+                log.warning(
+                    f"the script trains on batches of a DataLoader that ctx.prepare has not got{name}. "
+                    "Each worker reads all of it, so workers train on the same samples instead of sharing them, unless "
+                    "the script gives each worker other samples. Give the loader to ctx.prepare, and loop over the one "
+                    "that it returns: model, optimizer, loader = ctx.prepare(model, optimizer, loader)"
+                )
+                return
+
+
+def _shared_out(iterator: Any) -> bool:
+    """Whether the batches of this iteration may well differ from worker to worker, as the script wants them."""
+    sampler = getattr(getattr(iterator, "_index_sampler", None), "sampler", None)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        return True
+    drawn = isinstance(sampler, RandomSampler) and sampler.replacement
+    return drawn or isinstance(getattr(iterator, "_dataset", None), IterableDataset)
+
+
+def _is_over(value: Any, data: Any) -> bool:
+    return isinstance(value, DataLoader) and value.dataset is data
+
+
+def _of_script(frame: types.FrameType | None) -> types.FrameType | None:
+    """The innermost frame that is neither of this package nor of torch."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("paramserver", "torch"):
+        frame = frame.f_back
+    return frame
+
+
 def _names(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
     """What the script's variables are called, and hold, in the functions that are at work."""
     for _ in range(_FRAMES):
@@ -114,8 +171,13 @@ def _names(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
 
 
 def _is_iterator(value: Any) -> bool:
-    """Whether this is an iteration over a DataLoader. Its class has a private name in torch."""
-    return any(kind.__name__ == "_BaseDataLoaderIter" for kind in type(value).__mro__)
+    """Whether this is an iteration over a DataLoader."""
+    return _iterates(type(value))
+
+
+def _iterates(kind: type) -> bool:
+    """Whether this class iterates over a DataLoader. Its base has a private name in torch."""
+    return any(base.__name__ == "_BaseDataLoaderIter" for base in kind.__mro__)
 
 
 def _state(value: Any) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from paramserver import errors
 from paramserver.core.versions.consistency import Mode
 from paramserver.core.work.slices import assign, slice_seed
 from paramserver.worker.data.generators import OwnGenerators, generators_of_module
+from paramserver.worker.data.own_draws import OwnLoops
 from paramserver.worker.data.seeding import restore, seed_everything, states
 from paramserver.worker.engine import Engine
 from paramserver.worker.pace import Item
@@ -33,6 +35,7 @@ class Draws:
         # The state of all generators before and after the first seed, until the first step.
         self._before: Any = None
         self._after: Any = None
+        self._loops = OwnLoops()
 
     def model_comes(self, model: nn.Module) -> None:
         """Generators that modules of this model own are seeded for each batch, too."""
@@ -80,6 +83,12 @@ class Draws:
             )
         restore(self._before)
         self._before = self._after = None
+
+    def steps(self) -> None:
+        """The script steps on a batch that it has drawn. The first worker says if all workers draw the same."""
+        member = self._engine.member
+        if member.session.rank == 0 and member.place()[1] > 1:
+            self._loops.steps(sys._getframe())
 
     def take(self) -> Item | None:
         """The slice that the batch was drawn for, if this worker can still hand it in. Once."""

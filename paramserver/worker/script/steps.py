@@ -183,6 +183,7 @@ class Steps:
         clip_norm = self._clip_norm
         if self._position.data is None:
             self._objects.look()
+            self._draws.steps()
         while not self._step(unscale, overflow):
             # Without a loader: a worker joined or left, and another worker had this part of the step.
             self._engine.sender.handed.handed_in_again()
