@@ -402,6 +402,8 @@ class Context(Together):
         """
         if not (self._closed or self.engine.background.elsewhere):
             self._closed = True
+            if self.prepared.clipping is not None:
+                self.prepared.clipping.end()
             failed = sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
             if failed and self.prepared.guard is not None:
                 self.prepared.guard.script_failed()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from structlog.testing import capture_logs
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader
 
 from paramserver import errors
 from paramserver.core.work.slices import DataSpec, SyncSchedule, slice_indices
@@ -87,3 +93,62 @@ def test_a_limit_that_is_none_is_refused() -> None:
         clipping(LIMIT)(ctx)
 
     assert train(script).summary["steps"] > 0
+
+
+def clips_with(clip: Callable[[Any], object]) -> Callable[[Context], None]:
+    """A script that clips itself. Each worker has another model that is not prepared."""
+
+    def script(ctx: Context) -> None:
+        other: Any = network()
+        F.cross_entropy(other(dataset(8)[:8][0]), dataset(8)[:8][1]).backward()  # type: ignore[no-untyped-call]
+        clip_grad_norm_(other.parameters(), 1.0)
+        model: Any = network()
+        model, optimizer, loader = ctx.prepare(model, sgd(model.parameters()), DataLoader(dataset(SAMPLES), BATCH))
+        clip_grad_norm_(other.parameters(), 1.0)
+        for x, y in loader:
+            loss: Any = F.cross_entropy(model(x), y)
+            loss.backward()
+            clip(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return script
+
+
+def by_norm(model: Any) -> object:
+    return clip_grad_norm_(model.parameters(), 0.1)
+
+
+def by_norm_of_torch(model: Any) -> object:
+    return torch.nn.utils.clip_grad_norm_(parameters=list(model.parameters()), max_norm=0.1)
+
+
+def by_value(model: Any) -> object:
+    return torch.nn.utils.clip_grad_value_(next(model.parameters()), 0.1)
+
+
+def nothing(model: Any) -> object:
+    return None
+
+
+SLICE = "clips the gradient of one slice, and a step has"
+
+
+@pytest.mark.parametrize(
+    ("clip", "slices", "said"),
+    [
+        (by_norm, 2, "torch's clip_grad_norm_"),
+        (by_norm_of_torch, 2, "torch's clip_grad_norm_"),
+        (by_value, 2, "torch's clip_grad_value_"),
+        (by_norm, 1, ""),
+        (nothing, 2, ""),
+    ],
+)
+def test_clipping_of_a_slice_with_a_function_of_torch_is_said_once(
+    clip: Callable[[Any], object], slices: int, said: str
+) -> None:
+    before = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_, clip_grad_norm_
+    with capture_logs() as logs:
+        train(clips_with(clip), workers=slices, slices_per_step=slices)
+    assert [one["event"].partition(f" {SLICE}")[0] for one in logs if SLICE in one["event"]] == ([said] if said else [])
+    assert (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_, clip_grad_norm_) == before

@@ -12,7 +12,6 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -117,8 +116,10 @@ class OwnLoops:
         """The script steps, in this frame, and several workers do so."""
         if not self._wanted:
             return
-        iterates = cache(_iterates)
-        found = {id(one): one for one in gc.get_objects() if iterates(type(one)) and not _shared_out(one)}
+        objects = gc.get_objects()
+        kinds = {id(kind): kind for kind in map(type, objects)}.values()
+        iterations = {id(kind) for kind in kinds if _iterates(kind)}
+        found = {id(one): one for one in objects if id(type(one)) in iterations and not _shared_out(one)}
         given = {key: getattr(one, "_num_yielded", 0) for key, one in found.items()}
         former, self._given = self._given, given
         if former is None:

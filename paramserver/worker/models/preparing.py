@@ -26,6 +26,7 @@ from paramserver.worker.engine import Engine
 from paramserver.worker.later.left_out import compare
 from paramserver.worker.later.thawing import Thawing
 from paramserver.worker.models import sync_batch_norm
+from paramserver.worker.models.clipping import Clipping
 from paramserver.worker.models.joint import JointSteps
 from paramserver.worker.models.prepared import Models, State, state_of
 from paramserver.worker.models.steps import TurnSteps
@@ -79,6 +80,8 @@ class Prepared:
         # Of a model without a name: its optimizers, in the order of their `prepare`.
         self.optimizers: list[ServerOptimizer] = []
         self.loader: SliceLoader | None = None
+        # Of the first worker.
+        self.clipping: Clipping | None = None
 
     def prepare(
         self,
@@ -298,7 +301,14 @@ class Prepared:
         self._parts.loop.model_comes(steps, guard, thawing, trained_before=bool(state))
         self._parts.engine.weights.listen(Reads(binding.parameters))
         sync_batch_norm.use(sync_batch_norm.layers_of(model), self._parts.engine.summing)
+        if self._parts.engine.member.session.rank == 0:
+            self.clipping = Clipping(binding.parameters, self._slices)
         return steps, fetch, thawing
+
+    def _slices(self) -> int:
+        """How many slices the next update has."""
+        together = self._parts.engine.modes.present.mode is Mode.SYNC
+        return self._parts.engine.member.session.view.slices_per_step if together else 1
 
     def _prepare_loader(self, loader: DataLoader[Any], accumulate: int, batches: int, own_streams: bool) -> SliceLoader:
         if self.loader is not None:
