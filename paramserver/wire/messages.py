@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
 
-from paramserver.core.layout.plan import Chunk, Kind, Layout, Plan, TensorSpec, make_layout, make_plan, model_bytes
+from paramserver.core.layout.plan import (
+    ADDED,
+    Chunk,
+    Kind,
+    Layout,
+    Plan,
+    TensorSpec,
+    make_layout,
+    make_plan,
+    model_bytes,
+)
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.core.versions.events import (
     AtClock,
@@ -167,7 +177,9 @@ def _describe(tensor: types_pb2.TensorSpec, other: types_pb2.TensorSpec) -> str:
     """In words, with all that distinguishes it from the other tensor."""
     kind = _KINDS_BACK.get(tensor.kind, Kind.PARAMETER).value
     text = f"a {kind} of shape {tuple(tensor.shape)} and type {tensor.dtype}"
-    if tensor.group != other.group:
+    if tensor.group != other.group and kind == Kind.BUFFER.value:
+        text += f" whose changes are {'added' if tensor.group == ADDED else 'averaged'} over the slices of a step"
+    elif tensor.group != other.group:
         text += f" in parameter group {tensor.group}"
     if tensor.aliases != other.aliases:
         others = ", ".join(map(repr, tensor.aliases[:3])) + (" and more" if len(tensor.aliases) > 3 else "")

@@ -119,6 +119,7 @@ class Context(Together):
         accumulate: int = 1,
         later: Sequence[Any] = (),
         only_trained: bool = False,
+        buffers: Mapping[str, str] | None = None,
         batches: int = 0,
         own_streams: bool = False,
         name: str = "",
@@ -139,6 +140,8 @@ class Context(Together):
         with ``optimizer.add_param_group`` while training runs.
         ``only_trained``: goes with the model. Servers keep only parameters that the optimizer (or ``later``) has, and
         buffers. All workers must bring the same frozen parameters, which are compared and do not travel.
+        ``buffers``: goes with the model. How the changes that the slices of a step make to buffers count, by pattern of
+        names: ``"mean"`` (the default), ``"first"`` (that of slice 0, as with DDP), ``"sum"``. See docs/training.md.
         ``batches``, ``own_streams``: go with a loader over an ``IterableDataset``. The largest number of batches in an
         epoch, if the data has no length; whether each worker reads samples of its own, see docs/training.md.
         ``name``, ``turns``: for several models in one job. Each comes in a call of its own, with its optimizer and its
@@ -152,7 +155,9 @@ class Context(Together):
         >>> len(loader)  # updates in an epoch of the whole job
         4
         """
-        return self.prepared.prepare(objects, accumulate, name, turns, later, only_trained, batches, own_streams)
+        return self.prepared.prepare(
+            objects, accumulate, name, turns, later, only_trained, batches, own_streams, buffers
+        )
 
     # ---- the loop
 

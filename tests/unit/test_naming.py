@@ -49,6 +49,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "type": (lambda m: setattr(m.tensors[0], "dtype", "float64"), "'w' is .* type float64, but .* type float32"),
     "kind": (lambda m: setattr(m.tensors[0], "kind", types_pb2.TENSOR_KIND_FROZEN), "'w' is a frozen .*, but a param"),
     "group": (lambda m: setattr(m.tensors[0], "group", 1), "in parameter group 1, but .* in parameter group 0"),
+    "rule": (
+        lambda m: setattr(m.tensors[1], "group", 1),
+        "'n' is a buffer .* changes are added .*, but .* are averaged",
+    ),
     "ties": (lambda m: m.tensors[0].aliases.append("head"), "tied with 'head', but .* tied with nothing"),
     "kept": (lambda m: setattr(m.tensors[1], "persistent", False), "not in the state_dict, but .*, in the state_dict"),
     "fewer": (lambda m: m.tensors.pop(), "'n' is missing here"),

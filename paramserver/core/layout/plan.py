@@ -23,6 +23,8 @@ MAX_CHUNK_BYTES = 8 * 1024 * 1024
 # A layout of more chunks costs more than can come of it: each is an object here, and a call on the network.
 MAX_CHUNKS = 100_000
 MAX_SHARDS = 4096
+# The group of buffers to which the servers add the changes of all slices. Of other buffers they take the mean change.
+ADDED = 1
 # Element types of segments and chunks, with their sizes in bytes.
 ITEMSIZE = {"float32": 4, "float64": 8}
 
@@ -31,7 +33,7 @@ _WHOLE_NUMBERS = frozenset(("bool", "int8", "int16", "int32", "int64", "uint8", 
 
 
 class Kind(enum.Enum):
-    """How the servers treat a tensor: trained, averaged over the slices of a step, or only kept."""
+    """How the servers treat a tensor: trained, averaged or added over the slices of a step, or only kept."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -46,7 +48,8 @@ _SPREAD_ORDER = (Kind.PARAMETER, Kind.BUFFER, Kind.FROZEN)
 class TensorSpec:
     """One tensor of the model. ``dtype`` is the model's own, by its torch name, such as "bfloat16".
 
-    ``group`` is the optimizer's parameter group; ``aliases`` are further names of the same (tied) tensor;
+    ``group`` is the optimizer's parameter group, or of a buffer ``ADDED`` or 0; ``aliases`` are further names of the
+    same (tied) tensor;
     ``persistent`` is False for buffers that a state dict leaves out.
     """
 

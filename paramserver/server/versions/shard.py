@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paramserver.core.layout.optimizers import Optimizers
-from paramserver.core.layout.plan import Chunk, Kind, Layout, joined, units
+from paramserver.core.layout.plan import ADDED, Chunk, Kind, Layout, joined, units
 from paramserver.core.versions.advances import Advances
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.versions.reduction import Node
@@ -309,11 +309,13 @@ class ShardTensors:
                 )
 
     def _change(self, chunk: Chunk, making: Making, kept: torch.Tensor | None) -> torch.Tensor:
-        """The mean change of buffers.
+        """The mean change of buffers, or the sum of changes (``ADDED``).
 
-        Asynchronous: a change measured on an old version counts one part in the number of versions since.
+        Asynchronous: for a mean, a change measured on an old version counts one part in the number of versions since.
         """
         nodes, of = self._nodes(chunk, making.base.tensors[chunk.index], making.parts)
+        if chunk.group == ADDED:
+            return combine(nodes, of, 1.0, kept)
         first = making.parts[0]
         behind = max(0, making.base.number - first.base_version) if isinstance(first.name, AsyncName) else 0
         return combine(nodes, of, float(making.samples * (behind + 1)), kept)

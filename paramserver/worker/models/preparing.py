@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,7 +37,14 @@ from paramserver.worker.schedulers.schedules import Schedules
 from paramserver.worker.script.binding import ModelBinding
 from paramserver.worker.script.compared import Compared
 from paramserver.worker.script.draws import Draws
-from paramserver.worker.script.given import check_accumulate, check_loader, check_model, check_objects, check_scheduler
+from paramserver.worker.script.given import (
+    check_accumulate,
+    check_loader,
+    check_model,
+    check_objects,
+    check_rules,
+    check_scheduler,
+)
 from paramserver.worker.script.guard import Guard
 from paramserver.worker.script.loader import Batches, IndexedBatches, SliceLoader, StreamBatches
 from paramserver.worker.script.optimizer import ServerOptimizer, told_of_steps
@@ -93,6 +100,7 @@ class Prepared:
         only_trained: bool,
         batches: int,
         own_streams: bool,
+        buffers: object,
     ) -> Any:
         """See `Context.prepare`."""
         check_objects(objects)
@@ -103,6 +111,7 @@ class Prepared:
         if (model is None) != (not optimizers):
             raise errors.ModelError("give the model and its optimizer to ctx.prepare together, in one call")
         several = len(optimizers) > 1
+        rules = check_rules(buffers, model)
         if several and (name or self.models or later):
             raise errors.ModelError(
                 "several optimizers were given to ctx.prepare: that is for a job with one model (without name=...) and "
@@ -113,16 +122,16 @@ class Prepared:
             return self._prepare_one(thing, accumulate, batches, own_streams)
 
         if name or self.models:
-            if later or only_trained:
+            if later or only_trained or rules:
                 raise errors.UserError(
-                    "later and only_trained are for a job with one model, and this one has several (name=...)"
+                    "later, only_trained and buffers are for a job with one model, and this one has several (name=...)"
                 )
             return self._prepare_named(objects, model, optimizers[0] if optimizers else None, name, turns, one)
         if turns != 1:
             raise errors.UserError("turns belongs to a model with a name: ctx.prepare(model, optimizer, name=...)")
         self._parts.schedules.check([o for o in objects if isinstance(o, LRScheduler)], optimizers, self.optimizers)
         if model is not None:
-            self._prepare_model(model, optimizers, later, only_trained)
+            self._prepare_model(model, optimizers, later, only_trained, rules)
         elif later or only_trained:
             raise errors.UserError(
                 "later and only_trained belong into the call of ctx.prepare that gets the model and its optimizer"
@@ -211,7 +220,12 @@ class Prepared:
         return self._parts.schedules.prepare(thing)
 
     def _prepare_model(
-        self, model: nn.Module, optimizers: list[torch.optim.Optimizer], later: Sequence[Any], only_trained: bool
+        self,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        later: Sequence[Any],
+        only_trained: bool,
+        rules: Mapping[str, str],
     ) -> None:
         if self.binding is not None:
             raise errors.ModelError(
@@ -224,7 +238,13 @@ class Prepared:
             )
         self._check_model(model, optimizers)
         model.to(self._parts.device)
-        binding = ModelBinding(model, optimizers, later, only_trained)
+        binding = ModelBinding(model, optimizers, later, only_trained, rules)
+        if "first" in rules.values() and self._parts.engine.modes.present.mode is Mode.ASYNC:
+            log.warning(
+                "in asynchronous mode each slice is a step of its own, so the changes of all slices are added to the "
+                "buffers that have the rule 'first': a pointer that begins anew at the end of its queue may leave its "
+                "range"
+            )
         if only_trained:
             compare(self._parts.engine.agreeing, binding.left_out)
         state = {parameter: found for one in optimizers for parameter, found in one.state.items()}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 
 from paramserver import errors
 from paramserver.core.layout.hypers import Hypers
-from paramserver.core.layout.plan import Kind, Plan, TensorSpec
+from paramserver.core.layout.plan import ADDED, Kind, Plan, TensorSpec
 from paramserver.tensors.dtypes import SIZES, in_model_type, real_of
 from paramserver.tensors.finite import are_finite, is_finite
 from paramserver.tensors.hypers import groups_to_proto, optimizer_to_proto
@@ -37,6 +39,8 @@ class _Buffer:
     index: int
     module: nn.Module
     key: str
+    # Its changes are added up, and not averaged.
+    added: bool = False
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -51,7 +55,8 @@ class ModelBinding:
     Order: the model's parameters as ``model.parameters()`` gives them (then those that only an optimizer has), then
     its buffers. Parameters that no optimizer has are frozen, unless they are in ``later``, the parameter groups that
     the script adds to its only optimizer afterwards. ``only_trained``: frozen parameters are left
-    out, and servers know nothing of them. Raises ModelError for what cannot be trained.
+    out, and servers know nothing of them. ``rules``: how changes of buffers count, by pattern of names. Raises
+    ModelError for what cannot be trained.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class ModelBinding:
         optimizers: Sequence[torch.optim.Optimizer],
         later: Sequence[object] = (),
         only_trained: bool = False,
+        rules: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.optimizers, self.script_groups = list(optimizers), Groups(optimizers, later)
         self.kinds = self.script_groups.kinds
@@ -69,11 +75,13 @@ class ModelBinding:
         self.parameters: list[nn.Parameter] = []
         self.specs: list[TensorSpec] = []
         self._buffers: list[_Buffer] = []
+        # Buffers of which only the change that slice 0 makes counts, by index.
+        self._of_first: set[int] = set()
         # The parameters that train now.
         self._trained: list[int] = []
         self._collect_parameters(model)
         self._sort_out()
-        self._collect_buffers(model)
+        self._collect_buffers(model, rules)
         self._check()
         self.leftover = Leftover(self.parameters)
         self._weights: FlatSpace | None = None
@@ -121,7 +129,7 @@ class ModelBinding:
                 )
             )
 
-    def _collect_buffers(self, model: nn.Module) -> None:
+    def _collect_buffers(self, model: nn.Module, rules: Mapping[str, str]) -> None:
         names: dict[int, list[str]] = {}
         found: list[tuple[nn.Module, str, torch.Tensor]] = []
         for prefix, module in model.named_modules(remove_duplicate=False):
@@ -133,13 +141,17 @@ class ModelBinding:
                 names.setdefault(id(buffer), []).append(f"{prefix}.{key}" if prefix else key)
         for module, key, buffer in found:
             name, *aliases = names[id(buffer)]
-            self._buffers.append(_Buffer(len(self.specs), module, key))
+            rule = rule_of_buffer([name, *aliases], rules)
+            if rule == "first":
+                self._of_first.add(len(self.specs))
+            self._buffers.append(_Buffer(len(self.specs), module, key, added=rule != "mean"))
             self.specs.append(
                 TensorSpec(
                     name=name,
                     shape=tuple(real_of(buffer).shape),
                     dtype=_dtype_name(real_of(buffer), name),
                     kind=Kind.BUFFER,
+                    group=ADDED if rule != "mean" else 0,
                     aliases=tuple(aliases),
                     persistent=key not in module._non_persistent_buffers_set,
                 )
@@ -355,14 +367,20 @@ class ModelBinding:
         self.gather_buffers(partial, samples)
 
     def gather_buffers(self, partial: PartialSum, samples: int) -> None:
-        """Write samples × change of every buffer into a partial sum."""
+        """Write samples × change of every buffer into a partial sum; of one whose changes are added, the change."""
         with torch.no_grad():
             if self.device.type == "cpu":
                 for buffer in self._buffers:
-                    self._gather_buffer(buffer, partial, samples)
+                    self._gather_buffer(buffer, partial, 1 if buffer.added else samples)
             elif self._buffers:
                 self._gather_buffers(partial, samples)
         self._buffer_marks = self._marks()
+
+    def leave_to_first(self, partial: PartialSum) -> None:
+        """This is the sum of a slice that is not slice 0 of its step: some buffers do not change by it."""
+        left = partial.used & self._of_first
+        partial.used -= left
+        partial.space.written |= left
 
     @cached_property
     def backward(self) -> Backward:
@@ -414,7 +432,9 @@ class ModelBinding:
             changes = list(torch.split(_change(now, start), [place.numel() for place in places]))
             changed.append(_has_changed(changes))
             copy_all(places, [one.view_as(place) for one, place in zip(changes, places, strict=True)])
-            scale_all(places, samples)
+            averaged = [place for place, buffer in zip(places, alike, strict=True) if not buffer.added]
+            if averaged:
+                scale_all(averaged, samples)
         if changed:
             found = torch.cat(changed).tolist()
             for buffer, used in zip((one for alike in buffers.values() for one in alike), found, strict=True):
@@ -451,6 +471,11 @@ def _change(now: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
 def _has_changed(changes: list[torch.Tensor]) -> torch.Tensor:
     """Which of these have a number other than zero, on their device. None of them is empty."""
     return largest_of_all(changes) != 0
+
+
+def rule_of_buffer(names: Sequence[str], rules: Mapping[str, str]) -> str:
+    """By the first pattern that fits one of the buffer's names; without such a pattern the mean."""
+    return next((rule for pattern, rule in rules.items() if any(fnmatchcase(name, pattern) for name in names)), "mean")
 
 
 def _dtype_name(tensor: torch.Tensor, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,29 @@ def check_accumulate(accumulate: object, objects: Sequence[Any]) -> None:
             "accumulate belongs into the call of ctx.prepare that gets the DataLoader; without one, optimizer.step() "
             "takes the gradients of as many backward passes as the script has made"
         )
+
+
+_RULES = ("mean", "first", "sum")
+
+
+def check_rules(rules: object, model: nn.Module | None) -> Mapping[str, str]:
+    """The rules for changes of buffers, by pattern. Raises UserError, or ModelError for a pattern without a buffer."""
+    if rules is None:
+        return {}
+    if not isinstance(rules, Mapping) or any(rule not in _RULES for rule in rules.values()):
+        raise errors.UserError(
+            f"buffers takes a rule ({', '.join(_RULES)}) for each pattern of names, such as "
+            f'buffers={{"queue*": "first"}}, not {rules!r}'
+        )
+    if model is None:
+        raise errors.UserError("buffers belongs into the call of ctx.prepare that gets the model")
+    names = [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    for pattern in rules:
+        if not isinstance(pattern, str) or not fnmatch.filter(names, pattern):
+            raise errors.ModelError(
+                f"the model has no buffer like {pattern!r}; it has {', '.join(names[:20]) or 'none'}"
+            )
+    return rules
 
 
 def check_scheduler(scheduler: LRScheduler, *optimizers: torch.optim.Optimizer) -> None:

@@ -220,6 +220,8 @@ class Steps:
         else:
             partial = self._engine.places.pool.take()
             binding.gather(partial, samples, unscale, self._only, ever_used)
+        if isinstance(item.name, SyncName) and item.name.lo:
+            binding.leave_to_first(partial)
         if early is not None:
             sender.foresight.compare(partial.used, self._groups(), self._clip_norm, partial is early)
         sender.foresight.learn(frozenset(partial.used if plain else ()))
