@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paramserver import errors
 from paramserver.worker.context import Context
+from paramserver.worker.script.binding import ModelBinding
 from tests.support.cluster.harness import train
 
 SAMPLES, BATCH, SLICES, PLACES = 36, 4, 3, 8
@@ -96,6 +97,12 @@ def test_the_bits_do_not_depend_on_the_number_of_workers_or_servers(script: Call
         for workers, servers in ((1, 1), (2, 2), (3, 1))
     }
     assert len(digests) == 1
+
+
+def test_a_device_gathers_the_same_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = train(steps, workers=2, slices_per_step=SLICES).digests
+    monkeypatch.setattr(ModelBinding, "gather_buffers", lambda self, *parts: self._gather_buffers(*parts))
+    assert train(steps, workers=2, slices_per_step=SLICES).digests == wanted
 
 
 def test_in_asynchronous_mode_the_changes_of_all_slices_are_added_and_a_pointer_is_warned_of() -> None:
