@@ -99,7 +99,7 @@ def _parts(
     file = getattr(main, "__file__", None)
     if not file or not os.path.isfile(file):
         return  # a notebook, or a prompt
-    script, files = Path(file).resolve(), dict[str, Path]()
+    script, files, folders = Path(file).resolve(), dict[str, Path](), dict[str, Path | None]()
     yield script.name, script.read_bytes()
     for name, value in arguments_by_name(arguments):
         # Files beside the script may lie in another folder on each host.
@@ -108,8 +108,12 @@ def _parts(
         place = getattr(module, "__file__", None)
         if not isinstance(place, str) or not place.endswith(".py") or _is_ours(module):
             continue
-        path = Path(place).resolve()
-        if path != script and path.is_relative_to(script.parent) and not _PACKAGES & {*path.parts}:
+        folder, _, name = place.rpartition(os.sep)
+        if folder not in folders:  # few folders have many modules
+            real = Path(folder).resolve()
+            below = real.is_relative_to(script.parent) and not _PACKAGES & {*real.parts}
+            folders[folder] = real if below else None
+        if (real_folder := folders[folder]) is not None and (path := real_folder / name) != script:
             files[path.relative_to(script.parent).as_posix()] = path
     for name, path in sorted(files.items())[:_MOST]:
         with contextlib.suppress(OSError):  # deleted since it was imported

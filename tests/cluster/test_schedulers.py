@@ -225,7 +225,8 @@ class Measured:
     def __init__(self, plain: bool = False, each: Callable[[Context], object] | None = None, epochs: int = 6) -> None:
         self.plain, self.each, self.epochs = plain, each, epochs
         self.rates: dict[tuple[int, int], set[float]] = {}
-        self.first: dict[int, threading.Event] = {epoch: threading.Event() for epoch in range(epochs)}
+        # By epoch and timeline: an epoch that comes again has a value of its own.
+        self.first: dict[tuple[int, int], threading.Event] = {}
 
     def __call__(self, ctx: Context) -> None:
         model: Any = network()
@@ -241,11 +242,15 @@ class Measured:
                 F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
+            undone = ctx.went_back and not self.plain
+            first = self.first.setdefault((epoch, ctx.engine.shards.timeline), threading.Event())
             if ctx.rank == 0:
                 schedule.step(VALUES[epoch])
-                self.first[epoch].set()
+                if not undone:
+                    first.set()
             else:
-                wait(self.first[epoch], "worker 0")
+                if not undone:
+                    wait(first, "worker 0")
                 schedule.step(torch.tensor(100.0 + epoch))
 
     def check(self, epochs: int = 6) -> None:

@@ -29,9 +29,9 @@ class Clipping:
 
     def __init__(self, parameters: Sequence[torch.Tensor], slices: Callable[[], int]) -> None:
         self._parameters, self._slices = {id(one) for one in parameters}, slices
-        _listeners.append(self)
         if not _replaced:
             _replace()
+        _listeners.append(self)
 
     def end(self) -> None:
         """Hear no more. A second call does nothing."""
@@ -59,8 +59,9 @@ def _replace() -> None:
     for name in _NAMES:
         original = getattr(torch.nn.utils, name, None)
         for module in list(sys.modules.values()) if original is not None else ():
-            if isinstance(module, ModuleType):
-                names = object.__getattribute__(module, "__dict__")  # a module that is loaded lazily stays so
+            # The class is asked itself: a lazy module stays unloaded, and what only stands for a module is left out.
+            if issubclass(type(module), ModuleType):
+                names = object.__getattribute__(module, "__dict__")
                 if names.get(name) is original:
                     _replaced.append((names, name, original))
                     names[name] = _stand_in(original, name)

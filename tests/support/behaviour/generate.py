@@ -285,7 +285,7 @@ def _draw(chance: random.Random, seed: int, form: Form) -> Script:
         bad = [p for pieces in KINDS.values() for p in pieces if p.verdict is Verdict.REFUSED]
         first = seed // 3 % len(bad)  # each in its turn
         if Need.SEVERAL in bad[first].needs:
-            form = replace(form, workers=max(2, form.workers))
+            form = replace(form, servers=max(1, form.servers), workers=max(2, form.workers))
         one = next(
             p for p in [*bad[first:], *bad[:first]] if p.kind == "client" or fits(form, {**chosen, p.kind: p}.values())
         )

@@ -137,6 +137,7 @@ def collate_with(generator):
         Verdict.REFUSED,
         ("is another one here",),
         needs=(Need.SEVERAL, Need.LOADER),
+        without=("state",),  # a state that the script computes of its data differs as well, and is refused first
     ),
     Piece(
         "data",
