@@ -394,9 +394,9 @@ class Job:
         self.replication.restore(record)
         self.resizing.restore(record)
         self.draining, self.restarting = set(record.view.draining), set(record.view.restarting)
-        held = set(self.holders.primaries)
-        servers = (entry for entry in record.members if entry.member in self.draining)
-        self.moving = {one.member for one in servers if one.role == types_pb2.ROLE_SERVER and one.index in held}
+        # The record may say that others have the shards, and these may not have heard of it yet: they are told again.
+        leaving = (entry for entry in record.members if entry.member in self.draining)
+        self.moving = {one.member for one in leaving if one.role == types_pb2.ROLE_SERVER}
 
     def heard_of(self, term: int) -> None:
         """A server has heard of a coordinator of this term."""
