@@ -36,7 +36,7 @@ from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import MAX_SLICES, counting
 
 # Raised when two releases no longer understand each other.
-PROTOCOL = 5
+PROTOCOL = 6
 # How numbers to agree on are named that belong to one run of a job, and not to a job that goes on from a checkpoint.
 OF_RUN = "of run "
 
