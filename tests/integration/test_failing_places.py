@@ -48,9 +48,8 @@ class Case:
         return gone and self.victim == "server-1" and not self.replicas
 
 
-def table() -> list[object]:
-    short = {Case("server-1", "full", False)}
-    cases = [
+def table() -> list[Case]:
+    return [
         Case(victim, fault, back, replicas, mode)
         for victim in ("server-1", "worker-1", "coordinator")
         for fault in ("full", "read-only", "renamed", "deleted", "slow")
@@ -59,7 +58,6 @@ def table() -> list[object]:
         for mode in ("sync", "async")
         if back or fault != "slow"
     ]
-    return [pytest.param(case, id=str(case), marks=() if case in short else pytest.mark.long) for case in cases]
 
 
 def twin(place: Place) -> str:
@@ -92,8 +90,9 @@ def saved(found: dict[str, object]) -> bool:
     return not str(found["checkpoint"]).startswith("step-00000000-") and bool(found["checkpoint"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(360)
-@pytest.mark.parametrize("case", table())
+@pytest.mark.parametrize("case", table(), ids=str)
 def test_a_process_dies_while_the_place_of_the_checkpoints_fails(place: Place, case: Case) -> None:
     """Same weights as in a quiet run. Code 0 if the last version is saved in the end, else 1 and a sentence."""
     disk, summary, hurry = Disk(place), place.work / "summary.json", place.work / "hurry"

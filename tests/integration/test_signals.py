@@ -98,6 +98,7 @@ def test_files_and_exit_functions_of_a_script_that_ends_with_another_code(place:
     assert wrote_everything(place)
 
 
+@pytest.mark.long
 def test_files_and_exit_functions_of_a_script_that_is_told_to_end(place: Place) -> None:
     running = place.launch("run", ENDS, *counts(1, 1), "--", "stay")
     running.wait_for("trains")

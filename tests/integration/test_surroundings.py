@@ -23,6 +23,7 @@ def test_each_worker_reads_all_that_comes_through_a_pipe(place: Place) -> None:
         assert f"worker-{worker} | reads ['one', 'two']\n" in done.out
 
 
+@pytest.mark.long
 def test_reading_from_a_terminal_fails(place: Place) -> None:
     """What one person types cannot be the data of several workers."""
     command = [sys.executable, "-m", "paramserver", "run", str(SCRIPTS / "reads.py"), *counts(1, 1)]

@@ -255,6 +255,7 @@ def test_the_smallest_number_of_servers_that_is_enough_is_suggested() -> None:
     assert suggest(job(workers=4, params=1000, bandwidth=1e8, steps=10)).enough == Servers(1)
 
 
+@pytest.mark.long
 def test_servers_beside_workers_are_tried_and_suggested_where_they_help() -> None:
     """Eight servers of their own are best, and cost eight machines; some beside the workers are worth it sooner."""
     found = suggest(job(workers=8, params=8_000_000, bandwidth=1e7, compute_s=0.5, steps=4))

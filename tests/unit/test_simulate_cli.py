@@ -41,6 +41,7 @@ def test_an_asynchronous_job_shows_its_staleness(capsys: pytest.CaptureFixture[s
     assert "#" in printed
 
 
+@pytest.mark.long
 def test_suggestions_name_a_number_of_servers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB.split(), "--workers", "4", "--bandwidth", "100Mb/s", "--suggest", "--json", "out.json"]) == 0
     printed = capsys.readouterr().out
