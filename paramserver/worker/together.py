@@ -101,16 +101,21 @@ class Together(Facts):
         return self.engine.evaluating.begin(epoch, count, batches), self._position.numbers.of(epoch), count
 
     def barrier(self, timeout_s: float = 0.0) -> None:
-        """Wait until all workers of the job have come to this place of the script, before or after ``prepare``.
+        """Wait until all workers of the job have come to this place of the script, before the first epoch.
 
         At the start of the job it waits for all workers that the job was started with. Later it waits for the workers
         that live and have not been here. For work of one worker that others need, :meth:`once` survives a death.
 
         ``timeout_s``: how long, in seconds; 0: ``cluster.wait_timeout_s``. Raises DeadlineError that names the missing
-        workers, and UserError in the loop over the prepared loader, where workers have other numbers of batches.
+        workers, and UserError from the first epoch on, where a worker may leave out epochs that others have trained.
 
         >>> ctx.barrier()
         """
+        if self._places.epoch >= 0:
+            raise errors.UserError(
+                "ctx.barrier() is called after training has begun, where workers may leave out epochs that others have "
+                "trained, so some would never come: call it before the first epoch, or let ctx.once(work) do the work"
+            )
         self.engine.agreeing.meet(self._place("barrier"), timeout_s)
 
     def once(self, work: Callable[[], object], timeout_s: float = 0.0) -> None:
