@@ -111,7 +111,7 @@ class Together(Facts):
 
         >>> ctx.barrier()
         """
-        if self._places.epoch >= 0:
+        if self._places.epoch >= 0 and not self._places.in_loop:
             raise errors.UserError(
                 "ctx.barrier() is called after training has begun, where workers may leave out epochs that others have "
                 "trained, so some would never come: call it before the first epoch, or let ctx.once(work) do the work"
