@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 
@@ -44,6 +45,12 @@ def is_part() -> bool:
 def replacing(pids: Sequence[int]) -> dict[str, str]:
     """The variables of a process that is started in place of the ended ones with these pids."""
     return {ENV_REPLACES: ",".join(map(str, pids))} if pids else {}
+
+
+def told_origins() -> dict[str, str]:
+    """Where the launcher has its settings from, by dotted name; empty in a process that no launcher has started."""
+    origins: dict[str, str] = json.loads(os.environ.get(ENV_ORIGINS, "{}"))
+    return origins
 
 
 def replaced_pids() -> list[int]:

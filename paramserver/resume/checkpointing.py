@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from paramserver.config import FEEDBACK, FIELDS, Settings
 from paramserver.coordinator.history.manifests import TRACKED_AS, model_of, position_of
 from paramserver.coordinator.options import CheckpointOptions
 from paramserver.core.versions.consistency import Mode
-from paramserver.processes.environment import ENV_ORIGINS
+from paramserver.processes.environment import told_origins
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import consistency_from_proto, data_from_proto, layout_of, schedule_from_proto
 
@@ -54,7 +52,7 @@ def checkpoint_options(settings: Settings, holding: Holding | None = None, track
     run = {key: list(values[key]) if isinstance(values[key], tuple) else values[key] for key in told}
     run |= {TRACKED_AS: tracked} if tracked else {}
     multiple = settings.flush_every if settings.training.push_compression in FEEDBACK else 1
-    origins = settings.origins() | json.loads(os.environ.get(ENV_ORIGINS, "{}"))
+    origins = settings.origins() | told_origins()
     sparing = holding is not None and holding.private and origins["checkpoint.every_s"] == "default"
     best = wanted.best_metric, wanted.best_mode, wanted.best_keep
     return CheckpointOptions(

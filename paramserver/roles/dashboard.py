@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 
 import structlog
 
 from paramserver import errors
 from paramserver.config import FIELDS, Settings, shown
 from paramserver.coordinator.endpoint import Endpoint
-from paramserver.processes.environment import ENV_ORIGINS
+from paramserver.processes.environment import told_origins
 from paramserver.transport.addresses import join, own_loopback
 from paramserver.transport.security.access import Security
 from paramserver.web import models
@@ -104,7 +102,7 @@ class Dashboard:
 
 def settings_of(settings: Settings) -> list[models.Setting]:
     """All settings in force without their secrets, and where each came from."""
-    origins = settings.origins() | json.loads(os.environ.get(ENV_ORIGINS, "{}"))
+    origins = settings.origins() | told_origins()
     return [
         models.Setting(
             key=key, value=str(shown(key, value)), origin=origins[key], description=FIELDS[key].description or ""
