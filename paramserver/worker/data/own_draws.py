@@ -125,18 +125,19 @@ class OwnLoops:
         if former is None:
             return
         self._wanted = False
-        for key, iterator in found.items():
-            if 0 < former.get(key, 0) < given[key]:
-                data = getattr(iterator, "_dataset", None)
-                names = (name for name, value in _names(_of_script(frame)) if _is_over(value, data))
-                name = "".join(f": {name!r}" for name in list(names)[:1])
-                log.warning(
-                    f"the script trains on batches of a DataLoader that ctx.prepare has not got{name}. "
-                    "Each worker reads all of it, so workers train on the same samples instead of sharing them, unless "
-                    "the script gives each worker other samples. Give the loader to ctx.prepare, and loop over the one "
-                    "that it returns: model, optimizer, loader = ctx.prepare(model, optimizer, loader)"
-                )
-                return
+        moved = [one for key, one in found.items() if 0 < former.get(key, 0) < given[key]]
+        if not moved:
+            return
+        # One that the script has a name for comes first: others may belong to another thread.
+        known = [(name, value.dataset) for name, value in _names(_of_script(frame)) if isinstance(value, DataLoader)]
+        names = [name for name, data in known if any(getattr(one, "_dataset", None) is data for one in moved)]
+        named = "".join(f": {name!r}" for name in names[:1])
+        log.warning(
+            f"the script trains on batches of a DataLoader that ctx.prepare has not got{named}. "
+            "Each worker reads all of it, so workers train on the same samples instead of sharing them, unless "
+            "the script gives each worker other samples. Give the loader to ctx.prepare, and loop over the one "
+            "that it returns: model, optimizer, loader = ctx.prepare(model, optimizer, loader)"
+        )
 
 
 def _shared_out(iterator: Any) -> bool:
@@ -146,10 +147,6 @@ def _shared_out(iterator: Any) -> bool:
         return True
     drawn = isinstance(sampler, RandomSampler) and sampler.replacement
     return drawn or isinstance(getattr(iterator, "_dataset", None), IterableDataset)
-
-
-def _is_over(value: Any, data: Any) -> bool:
-    return isinstance(value, DataLoader) and value.dataset is data
 
 
 def _of_script(frame: types.FrameType | None) -> types.FrameType | None:
