@@ -72,7 +72,7 @@ def draws(ctx: Context) -> None:
     model: Any = Queued()
     model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-4), buffers=RULES)
     while ctx.version < 4:
-        rows = torch.randint(SAMPLES, (BATCH,))
+        rows = torch.randint(SAMPLES, (BATCH,), generator=torch.Generator().manual_seed(ctx.slice_seed()))
         F.mse_loss(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
