@@ -234,16 +234,20 @@ class Training(Section):
     slices_per_step: Count = Field(
         default=0, description="sync only: slices in a step. 0: as many as workers at the start."
     )
-    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
-        default="none",
+    lr_scaling: Literal["auto", "none", "linear", "sqrt"] = Field(
+        default="auto",
         description="Multiply the script's learning rates by slices_per_step / lr_base_slices (linear), or by its "
-        "square root (sqrt). In asynchronous mode an update has one slice.",
+        "square root (sqrt). In asynchronous mode an update has one slice. auto: divide by slices_per_step while a job "
+        "that began as sync is asynchronous.",
     )
-    lr_base_slices: OneOrMore = Field(
-        default=1, description="lr_scaling only: the slices in a step that the script's learning rates are for."
+    lr_base_slices: Count = Field(
+        default=1,
+        description="linear and sqrt only: the slices in a step that the script's learning rates are for. 0: as many "
+        "as a step has.",
     )
     lr_warmup_steps: Count = Field(
-        default=0, description="lr_scaling only: in so many steps the factor rises evenly from 1 to its full value."
+        default=0,
+        description="linear and sqrt only: in so many steps the factor rises evenly from 1 to its full value.",
     )
     chunk_bytes: ChunkBytes = Field(
         default=0, description="Size of a chunk. 0: chosen from the size of the model and the links."

@@ -105,6 +105,13 @@ class Settings(BaseSettings):
         return self.training.residual_flush_every or self.checkpoint.every or DEFAULT_FLUSH_EVERY
 
     @property
+    def lr_rule(self) -> tuple[str, int]:
+        """``training.lr_scaling`` and ``lr_base_slices`` without "auto", which depends on how the job begins."""
+        if self.training.lr_scaling != "auto":
+            return self.training.lr_scaling, self.training.lr_base_slices
+        return ("linear", 0) if self.consistency.mode == "sync" else ("none", 1)
+
+    @property
     def shares_pulls(self) -> bool:
         """Whether workers of one host pull once."""
         return self.cluster.host_tier == "auto" and self.cluster.transport in ("auto", "bulk")

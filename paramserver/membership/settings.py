@@ -39,6 +39,8 @@ SHARED = (
 )
 # Compared when a member joins, since they may have changed while the job runs.
 _CHANGING = ("consistency.mode", "consistency.staleness")
+# "auto" is the coordinator's to decide: it knows how the job began.
+_RATES = ("training.lr_scaling", "training.lr_base_slices")
 _CALL_S = 10.0
 
 
@@ -46,6 +48,7 @@ def shared(settings: Settings) -> dict[str, str]:
     """The coordinator's settings, which it tells to newcomers."""
     # Workers need not know how often checkpoints are taken.
     values = {**settings.values(), "training.residual_flush_every": settings.flush_every}
+    values |= zip(_RATES, settings.lr_rule, strict=True)
     return {key: str(values[key]) for key in SHARED}
 
 
@@ -72,7 +75,7 @@ def adopted(settings: Settings, theirs: Mapping[str, str]) -> dict[str, str]:
     for key in SHARED:
         if key not in theirs:
             continue
-        if origins[key] == "default":
+        if origins[key] == "default" or (key in _RATES and settings.training.lr_scaling == "auto"):
             taken[key] = theirs[key]
         elif key not in _CHANGING and str(values[key]) != theirs[key]:
             differing.append(f"{key} is {values[key]} here ({origins[key]}), the job has {theirs[key]}")

@@ -220,8 +220,9 @@ def resumed(settings: Settings) -> Mapping[str, Any]:
     if consistency.mode is Mode.ASYNC:
         must["consistency.staleness"] = "unbounded" if consistency.staleness is None else consistency.staleness
     values, origins = settings.values(), settings.origins()
+    rates = ("training.lr_scaling", "training.lr_base_slices") if settings.training.lr_scaling == "auto" else ()
     for key, value in must.items():
-        if origins[key] != "default" and str(values[key]) != str(value):
+        if origins[key] != "default" and key not in rates and str(values[key]) != str(value):
             hint = "resume, then use `paramserver set`" if key.startswith("consistency") else "leave it out"
             raise errors.ConfigError(
                 f"{key} is {values[key]} here ({origins[key]}), but {saved.name} was made with {value}: {hint}"

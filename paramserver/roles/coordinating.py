@@ -292,7 +292,7 @@ class Coordinating:
             residuals=training.push_compression in FEEDBACK,
             sync_batchnorm=training.sync_batchnorm,
             poison=training.poison,
-            lr_scaling=LrScaling(training.lr_scaling, training.lr_base_slices, training.lr_warmup_steps),
+            lr_scaling=LrScaling(*self._settings.lr_rule, training.lr_warmup_steps),
             launched=not self._options.gather,
             security="tls" if self._security.tls else "insecure" if self._security.insecure else "plain",
         )

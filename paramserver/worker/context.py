@@ -58,10 +58,11 @@ class Context(Together):
         saves_best = bool(settings.checkpoint.best_metric)
         numbers = self._position.numbers
         self._loop = Position(engine, self._passes, self._schedules, self._objects, numbers, saves_best)
+        rule, base = settings.lr_rule
         self.prepared = Prepared(
             Parts(
                 engine,
-                settings.training,
+                settings.training.model_copy(update={"lr_scaling": rule, "lr_base_slices": base}),
                 self.device,
                 self._passes,
                 self._position,

@@ -40,7 +40,7 @@ def by_hand(scaling: LrScaling) -> nn.Module:
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         (group,) = optimizer.param_groups
         rate = group["lr"]
-        group["lr"] = rate * scaling.factor(SLICES, version)
+        group["lr"] = rate * scaling.factor(SLICES, SLICES, version)
         optimizer.step()
         group["lr"] = rate
         schedule.step()
@@ -104,9 +104,28 @@ def test_the_status_shows_the_effective_batch_and_the_factor() -> None:
 
 
 def test_the_rules() -> None:
-    assert LrScaling().factor(8, 0) == 1.0
-    assert LrScaling("linear", 2).whole(8) == 4.0
-    assert LrScaling("sqrt", 2).whole(8) == 2.0
-    assert math.isclose(LrScaling("sqrt", 8).whole(2), 0.5)
-    rising = [LrScaling("linear", 1, 4).factor(3, version) for version in range(6)]
+    assert LrScaling().factor(8, 8, 0) == 1.0
+    assert LrScaling("linear", 2).whole(8, 8) == 4.0
+    assert LrScaling("sqrt", 2).whole(8, 8) == 2.0
+    assert math.isclose(LrScaling("sqrt", 8).whole(2, 2), 0.5)
+    assert [LrScaling("linear", 0).whole(slices, 4) for slices in (4, 1)] == [1.0, 0.25]
+    rising = [LrScaling("linear", 1, 4).factor(3, 3, version) for version in range(6)]
     assert rising == [1.0, 1.5, 2.0, 2.5, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(("began", "moved"), [("sync", -0.25), ("async", -1.0)])
+def test_a_job_that_began_as_synchronous_divides_by_the_slices_of_a_step_while_it_is_asynchronous(
+    began: str, moved: float
+) -> None:
+    """``training.lr_scaling = "auto"``, the default. A mode that changed is the present one, not that of the start."""
+
+    def script(ctx: Context) -> None:
+        model: Any = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+
+    given = {"consistency.mode": began}
+    assert train(script, 1, 1, given, mode="async", slices_per_step=4).tensor("weight").item() == moved
+    assert train(script, 1, 1, given, slices_per_step=1).tensor("weight").item() == -1.0

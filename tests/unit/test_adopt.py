@@ -71,6 +71,26 @@ def test_another_value_is_refused_with_its_origin(tmp_path: Path) -> None:
     assert text.endswith("use one setting, or leave it to the coordinator")
 
 
+@pytest.mark.parametrize(
+    ("given", "rule", "base"),
+    [
+        ({}, "linear", 0),
+        ({"consistency.mode": "async"}, "none", 1),
+        ({"training.lr_scaling": "none"}, "none", 1),
+        ({"training.lr_scaling": "sqrt", "training.lr_base_slices": 2}, "sqrt", 2),
+    ],
+)
+def test_how_the_job_began_decides_about_learning_rates_after_a_change_of_mode(
+    given: dict[str, object], rule: str, base: int
+) -> None:
+    """A worker that is started with the present mode, or with "auto", has the job's rule."""
+    theirs = shared(load_settings(None, given, environ={}))
+    assert (theirs["training.lr_scaling"], theirs["training.lr_base_slices"]) == (rule, str(base))
+    mine = load_settings(None, {"consistency.mode": "async", "training.lr_scaling": "auto"}, environ={})
+    taken = adopted(mine, theirs)
+    assert (taken["training.lr_scaling"], taken["training.lr_base_slices"]) == (rule, str(base))
+
+
 def test_mode_and_staleness_are_left_to_the_admission() -> None:
     """They may have changed while the job runs: who was started like the job is let in."""
     mine = load_settings(None, {"consistency.mode": "sync"}, environ={})

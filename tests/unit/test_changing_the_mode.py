@@ -131,7 +131,9 @@ def test_a_rate_that_was_chosen_for_steps_is_named_when_updates_have_one_slice(
         run(work)
     said = [one["event"] for one in log if one["log_level"] == "warning"]
     assert [text.partition(",")[0] for text in said] == ["an update has one slice from now on"] * says
-    assert all("training.lr_base_slices = 4" in text for text in said)
+    assert all("training.lr_scaling = auto" in text for text in said)
+    told = [one["event"] for one in log if "learning rates are multiplied" in one["event"]]
+    assert bool(told) == (scaling.rule != "none")
 
 
 def test_leases_become_steps_when_all_slices_are_done() -> None:

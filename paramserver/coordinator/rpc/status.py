@@ -75,10 +75,14 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         shown = {gone.name: _departed(job, gone) for gone in job.reports.departed() if gone.role == role.value}
         shown |= {member.name: _process(job, member, facts) for member in job.members.of(role)}
         response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
-    slices = job.options.step_slices if job.consistency.mode is Mode.SYNC else 1
+    of_step = job.options.step_slices
+    slices = of_step if job.consistency.mode is Mode.SYNC else 1
     scaling, version = job.options.lr_scaling, max((process.version for process in response.processes), default=0)
     response.effective_batch = slices * data.slice_size if data else 0
-    response.lr_factor, response.lr_factor_whole = scaling.factor(slices, version), scaling.whole(slices)
+    response.lr_factor, response.lr_factor_whole = (
+        scaling.factor(slices, of_step, version),
+        scaling.whole(slices, of_step),
+    )
     response.samples_per_s = job.reports.samples_per_s()
     if request.report:
         response.history.CopyFrom(job.course.tell(request.since_s))

@@ -64,16 +64,20 @@ class _Job(ports.Stage, ports.Commands, ports.Holding, Protocol):
     def resizing(self) -> ports.Resizing: ...
 
 
-def rates_said(slices: int, scaling: LrScaling) -> str:
-    """What to say of learning rates when an update has one slice from now on, and had so many; empty: nothing."""
-    if slices == 1 or scaling.whole(1) < scaling.whole(slices):
-        return ""
-    return (
-        f"an update has one slice from now on, and had {slices}, with the same learning rate: training may diverge, "
-        "above all with momentum or BatchNorm. Start such jobs with training.lr_scaling = linear and "
-        f"training.lr_base_slices = {slices}, which divides learning rates by {slices} in asynchronous mode "
-        "(docs/choose.md)"
-    )
+def _say_rates(slices: int, scaling: LrScaling) -> None:
+    """An update has one slice from now on, and had so many: what that means for learning rates."""
+    ratio = scaling.whole(1, slices) / scaling.whole(slices, slices)
+    if ratio < 1:
+        log.info(
+            f"an update has one slice from now on, and had {slices}: learning rates are multiplied by {ratio:.3g} "
+            "while that is so (training.lr_scaling)"
+        )
+    elif slices > 1:
+        log.warning(
+            f"an update has one slice from now on, and had {slices}, with the same learning rate: training may "
+            "diverge, above all with momentum or BatchNorm. With training.lr_scaling = auto, the default, learning "
+            f"rates are divided by {slices} while that is so (docs/choose.md)"
+        )
 
 
 class ModeChange:
@@ -172,8 +176,8 @@ class ModeChange:
         if changed:
             log.info("consistency", now=str(now), from_version=now.from_version)
         options = self._job.options
-        if now.mode is Mode.ASYNC is not former and (said := rates_said(options.step_slices, options.lr_scaling)):
-            log.warning(said)
+        if now.mode is Mode.ASYNC is not former:
+            _say_rates(options.step_slices, options.lr_scaling)
         return now
 
     async def _perform(self, command: Command) -> Event:

@@ -309,8 +309,9 @@ class Steps:
     def _groups(self) -> list[types_pb2.GroupHypers]:
         """The hyper-parameters for the present update."""
         together = self._engine.modes.present.mode is Mode.SYNC
-        slices = self._engine.member.session.view.slices_per_step if together else 1
-        return self._binding.groups(self._scaling.factor(slices, self._engine.weights.version), self._stepped_with())
+        of_step = self._engine.member.session.view.slices_per_step
+        factor = self._scaling.factor(of_step if together else 1, of_step, self._engine.weights.version)
+        return self._binding.groups(factor, self._stepped_with())
 
     def _stepped_with(self) -> Sequence[dict[str, Any]] | None:
         """The parameter groups of the present step; None: those of the optimizers as they are now."""

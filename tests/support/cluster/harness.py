@@ -215,9 +215,8 @@ class Cluster:
             connect = faults.wrap(connect) if faults is not None else connect  # type: ignore[assignment]
         engine = self.job.worker(index, connect, self._wait_timeout_s, self._transport, self._host_secret)
         dotted = {key.replace("__", "."): value for key, value in settings.items()}
-        return Context(
-            load_settings(None, {**self._settings, **dotted}, environ={}), engine, lambda ctx: ctx.engine.close()
-        )
+        given = {"consistency.mode": self.options.consistency.mode.value, **self._settings, **dotted}
+        return Context(load_settings(None, given, environ={}), engine, lambda ctx: ctx.engine.close())
 
     def client(self, index: int | None = None, plan: FaultPlan | None = None, chunk_bytes: int = 0) -> RawClient:
         """What `ps.Client` gives, for this job."""
