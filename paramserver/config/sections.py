@@ -329,8 +329,8 @@ class Checkpoint(Section):
     every_s: SecondsOrNone = Field(
         default=300.0,
         description="Seconds from one checkpoint to the next, if checkpoint.every is 0. 0: only the first and the last "
-        "version. `run` without checkpoint.dir: 5 unless it is set, or more seldom if a checkpoint takes long; "
-        "with replicas 0.",
+        "version. Without replicas, unless it is set: sooner while the job is young (after a tenth of the time so "
+        "far); `run` without checkpoint.dir: 5, or more seldom if a checkpoint takes long.",
     )
     keep: Annotated[int, BeforeValidator(refuse_bool), Field(ge=1, le=1_000_000), Must("an integer of 1 or more")] = (
         Field(default=3, description="How many checkpoints are kept. Older checkpoints are removed.")

@@ -19,7 +19,7 @@ class CheckpointOptions:
     other job uses it. ``multiple``: synchronous versions that may be saved are multiples of it. ``best_metric``: a name
     in ``ctx.log``; the ``best_keep`` checkpoints with its lowest ("min") or highest ("max") values are kept, too.
     ``sparing``: with ``every_s``, checkpoints take a small part of the time only, and come more seldom if they take
-    long.
+    long. ``rising``: the first ones come sooner than after ``every_s``, so that a loss costs a part of the time so far.
     """
 
     place: str = ""
@@ -33,6 +33,7 @@ class CheckpointOptions:
     best_mode: str = "min"
     best_keep: int = 1
     sparing: bool = False
+    rising: bool = False
 
     @property
     def private(self) -> bool:

@@ -41,10 +41,12 @@ _ALWAYS = (
 _OWN_EVERY_S = 5.0
 
 
-def checkpoint_options(settings: Settings, holding: Holding | None = None, tracked: str = "") -> CheckpointOptions:
+def checkpoint_options(
+    settings: Settings, holding: Holding | None = None, tracked: str = "", launched: bool = True
+) -> CheckpointOptions:
     """The coordinator's options about checkpoints. ``holding``: of the place where checkpoints go.
 
-    ``tracked``: the run of the trackers, of an earlier job; see `tracked_as`.
+    ``tracked``: the run of the trackers, of an earlier job; see `tracked_as`. ``launched``: see `Settings.replicas`.
     """
     wanted = settings.checkpoint
     values = settings.values()
@@ -53,10 +55,13 @@ def checkpoint_options(settings: Settings, holding: Holding | None = None, track
     run |= {TRACKED_AS: tracked} if tracked else {}
     multiple = settings.flush_every if settings.training.push_compression in FEEDBACK else 1
     origins = settings.origins() | told_origins()
-    sparing = holding is not None and holding.private and origins["checkpoint.every_s"] == "default"
+    private = holding is not None and holding.private
+    default = origins["checkpoint.every_s"] == "default"
+    rising = default and not private and not settings.replicas(launched)
     best = wanted.best_metric, wanted.best_mode, wanted.best_keep
+    pace = private and default, rising
     return CheckpointOptions(
-        wanted.place, wanted.every, wanted.keep, run, holding, wanted.every_s, multiple, *best, sparing
+        wanted.place, wanted.every, wanted.keep, run, holding, wanted.every_s, multiple, *best, *pace
     )
 
 
@@ -83,9 +88,10 @@ def cost_of_a_loss(settings: Settings, private: bool) -> str:
     if wanted.every:
         since = f"the last checkpoint are done again; there is one every {wanted.every} {steps}"
     elif wanted.every_s:
-        own = private and settings.origins()["checkpoint.every_s"] == "default"
-        seldom = ", more seldom if that takes long" if own else ""
-        since = f"the last checkpoint are done again; there is one every {wanted.every_s:g} s{seldom}"
+        pace = ""
+        if settings.origins()["checkpoint.every_s"] == "default":
+            pace = ", more seldom if that takes long" if private else ", sooner in the first 50 minutes"
+        since = f"the last checkpoint are done again; there is one every {wanted.every_s:g} s{pace}"
     none = " (with --replicas 1 none are)" if settings.cluster.servers > 1 else ""
     return f"if a server is killed, the {steps} since {since}{none}"
 

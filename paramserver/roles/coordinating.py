@@ -288,7 +288,7 @@ class Coordinating:
             join_timeout_s=cluster.join_timeout_s if self._options.gather else 0.0,
             max_idle_s=cluster.max_idle_s,
             settings=shared(self._settings),
-            checkpoints=checkpoint_options(self._settings, holding, tracked),
+            checkpoints=checkpoint_options(self._settings, holding, tracked, launched=not self._options.gather),
             residuals=training.push_compression in FEEDBACK,
             sync_batchnorm=training.sync_batchnorm,
             poison=training.poison,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -87,3 +88,22 @@ def test_checkpoints_that_nobody_has_asked_for_take_a_small_part_of_the_time(mon
         assert asked.due(9, Mode.SYNC) is (interval > 5.0)
         clock.now += 0.2
         assert sparing.due(9, Mode.SYNC)
+
+
+def test_a_young_job_saves_more_often_than_every_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a loss in the first minutes does not cost everything since the start."""
+    clock = Clock(monkeypatch)
+    began = clock.now
+    pace = Pacing(CheckpointOptions("ckpt", every_s=300.0, rising=True))
+    taken = []
+    while clock.now < began + 7200:
+        clock.now += 1.0
+        if pace.due(int(clock.now - began), Mode.SYNC):
+            pace.begun(int(clock.now - began))
+            taken.append(clock.now - began)
+    waits = [later - sooner for sooner, later in itertools.pairwise([0.0, *taken])]
+    assert taken[0] == 5.0
+    assert all(wait <= max(5.0, 0.1 * at) + 1.0 for wait, at in zip(waits, taken, strict=True))
+    assert waits == sorted(waits)
+    assert set(waits[-10:]) == {300.0}
+    assert len(taken) < 80

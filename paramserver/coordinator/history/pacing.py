@@ -9,6 +9,8 @@ from paramserver.core.versions.consistency import Mode
 
 # If nobody has asked for them, checkpoints take at most this part of the time.
 _SHARE = 0.05
+# With ``rising``, there is one after this part of the time since the beginning, but not within so many seconds.
+_RISING_SHARE, _FIRST_S = 0.1, 5.0
 
 
 class Pacing:
@@ -21,6 +23,7 @@ class Pacing:
         self._every = options.every if options.place else 0
         self._every_s = options.every_s if options.place and not options.every else 0.0
         self._wished_s, self._sparing = self._every_s, options.sparing
+        self._rising_since = time.monotonic() if options.rising else None
         # No checkpoint is taken at versions that are not multiples of this.
         self._multiple = max(1, options.multiple)
         # With ``every``: the version at which the next one is due.
@@ -42,7 +45,10 @@ class Pacing:
         """Whether a checkpoint has to be begun now. ``reached``: the newest version of any shard."""
         if self._every:
             return mode is Mode.ASYNC and reached >= self._next
-        return self._every_s > 0 and reached > self._newest and time.monotonic() - self._begun >= self._every_s
+        now, wanted = time.monotonic(), self._every_s
+        if self._rising_since is not None:
+            wanted = min(wanted, max(_FIRST_S, _RISING_SHARE * (now - self._rising_since)))
+        return wanted > 0 and reached > self._newest and now - self._begun >= wanted
 
     def begun(self, version: int) -> None:
         """A checkpoint of this version, or soon after, is on its way, or was tried in vain."""
