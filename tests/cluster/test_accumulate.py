@@ -382,3 +382,17 @@ def test_seeds_differ_from_batch_to_batch() -> None:
 
     train(Accumulating(48, 4, note), 1, 1)
     assert len({seed for seed, _ in seeds}) == len({float(drawn) for _, drawn in seeds}) == 16 * EPOCHS
+
+
+def test_what_a_batch_draws_does_not_depend_on_the_batches_before_it_in_its_slice() -> None:
+    def drawn(more: int) -> list[float]:
+        first: list[float] = []
+
+        def note(ctx: Context, batches: int) -> None:
+            first.append(float(torch.rand(1)))
+            torch.rand(more)
+
+        train(Accumulating(48, 4, note), 1, 1)
+        return first
+
+    assert drawn(0) == drawn(5)

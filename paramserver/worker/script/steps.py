@@ -112,7 +112,7 @@ class Steps:
             self._guard.buffers()
             self._binding.leftover.begin()
             self._schedules.batch()
-            self._draws.seed_model(self.seed("model"))
+        self._draws.seed_model(self.seed("model"))
         if number + 1 == of:  # gradients leave in the last backward pass, when they are complete
             self._begin_early(item)
 
