@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from paramserver.worker.context import Context
 from paramserver.worker.gradients import early
 from tests.support.cluster.early import counted
 from tests.support.cluster.harness import Cluster, Died, Outcome, inside, train, until, wait
-from tests.support.cluster.programs import adamw, dataset, network, sgd
+from tests.support.cluster.programs import FEATURES, adamw, dataset, network, sgd
 from tests.support.failover.rollback import Rig, same
 from tests.support.schedules.ddp import ACCUMULATE, BATCH, EPOCHS, UNEVEN
 from tests.support.unit.pages import ROOT
@@ -384,15 +385,35 @@ def test_seeds_differ_from_batch_to_batch() -> None:
     assert len({seed for seed, _ in seeds}) == len({float(drawn) for _, drawn in seeds}) == 16 * EPOCHS
 
 
+class Drawing(nn.Linear):
+    """Draws from a generator of its own, ``more`` numbers more often than it needs."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__(FEATURES, 3)
+        self.own, self.more = random.Random(1), more
+        self.drawn: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.drawn.append(self.own.random())
+        for _ in range(self.more):
+            self.own.random()
+        return super().forward(x)
+
+
 def test_what_a_batch_draws_does_not_depend_on_the_batches_before_it_in_its_slice() -> None:
     def drawn(more: int) -> list[float]:
-        first: list[float] = []
+        inner = Drawing(more)
 
-        def note(ctx: Context, batches: int) -> None:
-            first.append(float(torch.rand(1)))
-            torch.rand(more)
+        def script(ctx: Context) -> None:
+            loader = DataLoader(dataset(48), batch_size=BATCH)
+            model, optimizer, loader = ctx.prepare(inner, sgd(inner.parameters()), loader, accumulate=4)
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+                if ctx.step_due:
+                    optimizer.step()
+                    optimizer.zero_grad()
 
-        train(Accumulating(48, 4, note), 1, 1)
-        return first
+        train(script, 1, 1)
+        return inner.drawn
 
     assert drawn(0) == drawn(5)
