@@ -32,6 +32,20 @@ class Together(Facts):
             settings.training.seed, self.device, self._begin_evaluation, self._compared, self._draws.seed_model
         )
 
+    @property
+    def steps_past_epoch(self) -> int:
+        """By how many steps the weights at hand are newer than the end of the epoch that the script has been through.
+
+        0 with one worker, in asynchronous mode, and until another pass ends. In synchronous mode it is above 0 where
+        the others did not need this worker for the last steps of the epoch, since it had no slice in them or was slow.
+        They go on meanwhile, so what such a worker measures by itself is not of the epoch's end. The results of
+        ``ctx.evaluate`` are.
+
+        >>> ctx.steps_past_epoch
+        0
+        """
+        return self._places.steps_past
+
     def evaluate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Batches of a loader that is not trained on, shared out to all workers: each is evaluated by one of them.
 

@@ -38,6 +38,8 @@ class Passes:
     in_loop: bool = False
     # The job went back, and the present pass of a plain loop does earlier epochs again.
     again: bool = False
+    # By how many steps the weights at hand are past the end of the pass that has ended.
+    steps_past: int = 0
     # By call (``ctx.load``, ``ctx.evaluate``), the epoch in which the script called it last, and how often there.
     calls: dict[str, tuple[int, int]] = field(default_factory=dict)
 

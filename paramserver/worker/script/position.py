@@ -53,6 +53,8 @@ class Position:
         # The number of the present iteration over the loader; what it was to give next, if that is known already.
         self._iteration = 0
         self._kept: list[Item | None] = []
+        # A warning has said that the weights are past the end of a pass.
+        self._told_late = False
 
     def model_comes(self, steps: Steps, guard: Guard, thawing: Thawing, trained_before: bool = False) -> None:
         """The model is prepared. ``trained_before``: its optimizer has come with a state."""
@@ -228,17 +230,36 @@ class Position:
                 self._schedules.align(at_end=True)
                 if engine.rollback.aborted and engine.rollback.open_epoch() > passes.epoch:
                     engine.rollback.goes_on()  # others have trained the epoch again meanwhile: it does not come again
+                self._look_past()
                 if self._saves_best and not engine.rollback.aborted:
                     engine.loop.end_of_epoch(passes.epoch)
                 return None
             if back is not None:
                 self._schedules.set_back(back)
             if engine.loop.may_compute(item):
+                passes.steps_past = 0
                 engine.loop.goes_on()
                 engine.member.phases.enter(DATA)
                 return item
             assert self._steps is not None
             self._steps.pass_over(item)
+
+    def _look_past(self) -> None:
+        """The script is at the end of its pass. Other workers do not wait for a worker that was not needed."""
+        engine, passes, epoch, past = self._engine, self._passes, self._passes.epoch, 0
+        if engine.modes.present.mode is Mode.SYNC and engine.slices.counted:
+            schedule = engine.slices.schedule()
+            if schedule.epoch <= epoch:
+                past = max(0, engine.weights.version - schedule.first_version(epoch + 1))
+        passes.steps_past = past
+        if past and not self._told_late:
+            self._told_late = True
+            log.warning(
+                f"the weights of this worker are {past} steps past the end of epoch {epoch}: the other workers did not "
+                "need it for the last steps, and have gone on. What the script itself computes with the model now is "
+                "of these weights; ctx.steps_past_epoch has the number. The results of ctx.evaluate are those of the "
+                "epoch's end"
+            )
 
     def leave_pass(self, iteration: int) -> None:
         if self._passes.leave_iteration(iteration) and self._guard is not None:

@@ -124,6 +124,7 @@ class Context:
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     went_back: bool = False
+    steps_past_epoch: int = 0
     gathered: list[Any] = field(default_factory=list)
     numbers: dict[str, list[float]] = field(default_factory=dict)
 

@@ -229,8 +229,10 @@ KEEPS: list[Piece] = [
         "evaluation between epochs",
         {
             "epoch_end": "model.eval()\nwith torch.no_grad():\n"
-            "    found.setdefault('scores', {})[epoch] = float(model(data[0][0][None]).sum())\n"
+            "    score = float(model(data[0][0][None]).sum())\n"
             "model.train()\n"
+            "if not ctx.steps_past_epoch:\n"
+            "    found.setdefault('scores', {})[epoch] = score\n"
         },
         needs=(Need.LOADER,),
     ),
@@ -246,7 +248,7 @@ with torch.no_grad():
 model.train()
 score = ctx.agree(sum(ctx.gathered), "score")
 found.setdefault("scores", {})[epoch] = score
-if not ctx.went_back and score <= min(ctx.agreed("score")):
+if not ctx.went_back and not ctx.steps_past_epoch and score <= min(ctx.agreed("score")):
     found.setdefault("epochs", {})[epoch] = {name: value.clone() for name, value in model.state_dict().items()}
 """
         },
@@ -257,7 +259,8 @@ if not ctx.went_back and score <= min(ctx.agreed("score")):
         "weights between epochs",
         {
             "epoch_end": "weights = {name: value.clone() for name, value in model.state_dict().items()}\n"
-            "found.setdefault('epochs', {})[epoch] = weights\n"
+            "if not ctx.steps_past_epoch:\n"
+            "    found.setdefault('epochs', {})[epoch] = weights\n"
         },
         needs=(Need.LOADER,),
     ),
