@@ -15,7 +15,10 @@ from paramserver.doctor.certificates import check_certificates, check_dates, che
 from paramserver.doctor.finding import Finding, Level
 from paramserver.pki import certs
 
-NOW = datetime.now(UTC)
+
+def now() -> datetime:
+    """Not earlier than the certificates that a test has made."""
+    return datetime.now(UTC)
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +40,17 @@ def by_check(findings: Sequence[Finding]) -> dict[str, Finding]:
 
 
 def test_none_configured() -> None:
-    (found,) = check_certificates(None, NOW)
+    (found,) = check_certificates(None, now())
     assert found.level is Level.NOTE
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    (found,) = check_certificates(tmp_path / "absent", NOW)
+    (found,) = check_certificates(tmp_path / "absent", now())
     assert (found.level, "paramserver certs init" in found.remedy) == (Level.FAIL, True)
 
 
 def test_all_is_well(made: Path) -> None:
-    found = by_check(check_certificates(made, NOW))
+    found = by_check(check_certificates(made, now()))
     assert set(found) == {"certificate ca", "ca.key", *(f"certificate {role}" for role in certs.ISSUED)}
     assert {finding.level for finding in found.values()} == {Level.OK, Level.NOTE}
     assert found["certificate worker"].value.startswith("valid until ")
@@ -58,7 +61,7 @@ def test_a_machine_with_one_role_is_well(directory: Path) -> None:
     for path in directory.iterdir():
         if path.stem not in ("worker", "join") and path.name != "ca.crt":
             path.unlink()
-    found = by_check(check_certificates(directory, NOW))
+    found = by_check(check_certificates(directory, now()))
     assert {check: finding.level for check, finding in found.items()} == {
         "certificate ca": Level.OK,
         "certificate worker": Level.OK,
@@ -75,7 +78,7 @@ def test_a_machine_with_one_role_is_well(directory: Path) -> None:
     ids=["soon", "expired", "not yet"],
 )
 def test_dates(made: Path, after: timedelta, level: Level, says: str, remedy: str) -> None:
-    found = by_check(check_certificates(made, NOW + after))["certificate server"]
+    found = by_check(check_certificates(made, now() + after))["certificate server"]
     assert found.level is level
     assert says in found.value
     assert remedy in found.remedy
@@ -95,7 +98,7 @@ def test_the_last_day_counts_to_the_second() -> None:
 def test_a_key_that_others_can_read(directory: Path) -> None:
     (directory / "worker.key").chmod(0o644)
     (directory / "ca.key").chmod(0o640)
-    found = by_check(check_certificates(directory, NOW))
+    found = by_check(check_certificates(directory, now()))
     assert found["certificate worker"].level is Level.FAIL
     assert f'chmod 600 "{directory}/worker.key"' in found["certificate worker"].remedy
     assert (found["ca.key"].level, "chmod 600" in found["ca.key"].remedy) == (Level.FAIL, True)
@@ -106,7 +109,7 @@ def test_a_key_of_another_certificate(directory: Path, monkeypatch: pytest.Monke
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)  # the files may just be being replaced
     shutil.copy(directory / "server.key", directory / "worker.key")
-    found = by_check(check_certificates(directory, NOW))["certificate worker"]
+    found = by_check(check_certificates(directory, now()))["certificate worker"]
     assert (found.level, "is not the key of" in found.value) == (Level.FAIL, True)
     assert found.remedy == "copy both from the same directory"
     assert waits
@@ -118,7 +121,7 @@ def test_a_certificate_of_another_authority_or_role(directory: Path, tmp_path: P
         shutil.copy(tmp_path / "other" / name, directory / name)
     for suffix in ("crt", "key"):
         shutil.copy(directory / f"admin.{suffix}", directory / f"worker.{suffix}")
-    found = by_check(check_certificates(directory, NOW))
+    found = by_check(check_certificates(directory, now()))
     assert "was not made with" in found["certificate server"].value
     assert "is no certificate of a worker" in found["certificate worker"].value
     assert found["certificate server"].level is found["certificate worker"].level is Level.FAIL
@@ -128,18 +131,18 @@ def test_files_that_are_missing_or_damaged(directory: Path) -> None:
     (directory / "server.crt").unlink()
     (directory / "worker.crt").write_text("-----BEGIN nonsense")
     (directory / "ca.crt").rename(directory / "away")
-    found = by_check(check_certificates(directory, NOW))
+    found = by_check(check_certificates(directory, now()))
     for check in ("certificate server", "certificate worker", "certificate ca"):
         assert found[check].level is Level.FAIL
         assert found[check].remedy
     (directory / "ca.crt").write_text("nonsense")
-    assert "is no certificate" in by_check(check_certificates(directory, NOW))["certificate ca"].value
+    assert "is no certificate" in by_check(check_certificates(directory, now()))["certificate ca"].value
 
 
 def test_no_role_has_a_key(directory: Path) -> None:
     for path in directory.glob("*.key"):
         path.unlink()
-    found = by_check(check_certificates(directory, NOW))
+    found = by_check(check_certificates(directory, now()))
     assert found["certificates"].level is Level.FAIL
     assert "no role has a key" in found["certificates"].value
 
