@@ -65,11 +65,30 @@ def loopback(host: str) -> bool | None:
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
-        found = ipaddress.ip_address(host.partition("%")[0])
+        found = _unmapped(host)
     except ValueError:
         return None if host else False
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    return found.is_loopback
+
+
+def _unmapped(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The number of a host. Raises ValueError for a name; "127.0.0.1%.evil" is one."""
+    found = ipaddress.ip_address(host)
+    return (isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped) or found
+
+
+def plain_host(host: str) -> str:
+    """The host as a number without a zone; IPv4 in its own form. A name stays as it is."""
+    try:
+        return str(_unmapped(host)).partition("%")[0]
+    except ValueError:
+        return host
+
+
+def network_of(host: str) -> str:
+    """Whom connections from this number are counted to: the number, or for IPv6 its network of 64 bits."""
+    plain = plain_host(host)
+    return str(ipaddress.ip_network((plain, 64), strict=False)) if ":" in plain else plain
 
 
 async def resolves_to_loopback(host: str) -> bool:
@@ -85,6 +104,22 @@ async def resolves_to_loopback(host: str) -> bool:
     except UnicodeError as error:
         raise OSError(errno.EINVAL, "it is no host name") from error
     return bool(found) and all(loopback(str(where[0])) for *_, where in found)
+
+
+def is_here(host: str) -> bool:
+    """Whether this host is an address of this machine, found out by binding to it for a moment."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, number, _, where in found:
+        try:
+            with socket.socket(family, kind, number) as probe:
+                probe.bind(where)
+                return True
+        except OSError:
+            continue
+    return False
 
 
 async def probe(host: str, port: int) -> None:

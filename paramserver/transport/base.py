@@ -76,6 +76,19 @@ def set_caller(caller: Caller) -> None:
     _caller.set(caller)
 
 
+_host: ContextVar[str] = ContextVar("paramserver_host", default="")
+
+
+def caller_host() -> str:
+    """The number of the host that has made the call which this task answers; empty if the transport does not say it."""
+    return _host.get()
+
+
+def set_host(host: str) -> None:
+    """Note the host of a caller. Transports do so at the start of the task that answers the call."""
+    _host.set(host)
+
+
 _shard: ContextVar[int | None] = ContextVar("paramserver_shard", default=None)
 
 

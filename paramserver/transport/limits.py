@@ -9,6 +9,10 @@ from paramserver.transport.base import MAX_MESSAGE_BYTES
 
 Option = tuple[str, int | str]
 
+# Enough for all limits below.
+FILES = 16_384
+STRANGERS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -22,7 +26,7 @@ class Limits:
     calls: int = 8192
     # Calls in progress on one connection; the excess waits at the caller, or is refused as unavailable.
     streams: int = 512
-    # Connections to a server; the excess is closed. They never take all files that the process may open.
+    # Connections to a server; the excess is closed. They never take more than half of the files that it may open.
     connections: int = 4096
     # Within this time a new connection has finished its handshake, or is closed.
     handshake_s: float = 20.0
@@ -51,12 +55,16 @@ class Limits:
             *self._both(),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", self.streams),
-            ("grpc.max_allowed_incoming_connections", min(self.connections, _most_files() * 3 // 4)),
+            ("grpc.max_allowed_incoming_connections", self.incoming()),
             ("grpc.server_handshake_timeout_ms", _ms(self.handshake_s)),
             # Pings are how a peer shows that it lives: none of them is one too many.
             ("grpc.http2.min_ping_interval_without_data_ms", _ms(self.keepalive_s) // 2),
             ("grpc.http2.max_ping_strikes", 0),
         )
+
+    def incoming(self) -> int:
+        """Connections over gRPC that a server takes at a time."""
+        return min(self.connections, usable_files() // 2)
 
     def _both(self) -> tuple[Option, ...]:
         return (
@@ -77,9 +85,28 @@ class Limits:
         )
 
 
-def _most_files() -> int:
+def usable_files() -> int:
+    """How many descriptors this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**20 if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_files() -> None:
+    """Let this process have as many descriptors as it may ask for, up to `FILES`. Systems often begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def reserve() -> int:
+    """Descriptors that no stranger gets."""
+    return usable_files() // 8
+
+
+def strangers() -> int:
+    """Connections to one port whose callers have not shown a token yet."""
+    return min(STRANGERS, usable_files() // 8)
 
 
 def _ms(seconds: float) -> int:

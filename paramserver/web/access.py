@@ -22,9 +22,6 @@ from paramserver.transport.security.tls import server_name
 COOKIE = "paramserver-session"
 SESSION_S = 8 * 3600.0
 MAX_SESSIONS = 256
-# Wrong tokens in a row of seconds. Then nobody can log in for a moment.
-MAX_FAILURES = 10
-FAILURES_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,6 @@ class Access:
         self._clock = clock
         # Digest of the session's number -> (end, token). The newest one is last.
         self._sessions: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        self._failures: list[float] = []
 
     def check(self, request: Request) -> Refused | None:
         """None if the request may go on."""
@@ -78,7 +74,7 @@ class Access:
             return Refused(403, _FORBIDDEN, "it comes from another site")
         if request.method not in METHODS:
             return Refused(405, "this method is not allowed", "its method is not allowed")
-        if request.path in OPEN_PATHS or request.path.startswith(OPEN_PREFIXES):
+        if open_to_all(request):
             return self._posts_json(request)
         if not self.reads(request):
             return Refused(401, "a token is needed: log in, or show it as a bearer token", "no token, or a wrong one")
@@ -106,8 +102,8 @@ class Access:
         if parts.username is not None or parts.path or parts.query or parts.fragment:
             return False
         try:
-            ipaddress.ip_address(name.partition("%")[0])
-            return True
+            ipaddress.ip_address(name)
+            return "%" not in name
         except ValueError:
             return name in self._names
 
@@ -128,16 +124,14 @@ class Access:
         return bool(self._security.admin) and any(self._security.admin.accept(token) for token in tokens)
 
     def log_in(self, token: str) -> str | None:
-        """A new session for a token that is right; None if it is wrong, or if too many have been wrong lately."""
-        now = self._clock()
-        self._failures = [at for at in self._failures if now - at < FAILURES_S]
-        if len(self._failures) >= MAX_FAILURES:
-            return None
+        """A new session for a token that is right; None if it is wrong.
+
+        Wrong tokens lock nobody out: a token has at least `MIN_TOKEN_CHARS` signs, and can be tried in other requests.
+        """
         if not (self._security.join.accept(token) or self._security.admin.accept(token)):
-            self._failures.append(now)
             return None
         session = secrets.token_urlsafe(32)
-        self._sessions[_digest(session)] = (now + SESSION_S, token)
+        self._sessions[_digest(session)] = (self._clock() + SESSION_S, token)
         while len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return session
@@ -150,6 +144,11 @@ class Access:
         """The token with which the caller logged in; empty: none. It still has to be accepted."""
         end, token = self._sessions.get(_digest(_cookie(request)), (0.0, ""))
         return token if self._clock() < end else ""
+
+
+def open_to_all(request: Request) -> bool:
+    """Whether the request is answered without a token."""
+    return request.path in OPEN_PATHS or request.path.startswith(OPEN_PREFIXES)
 
 
 def _navigates(request: Request) -> bool:

@@ -122,7 +122,7 @@ class Api:
         """A session in exchange for a token."""
         session = self._access.log_in((await _body(request, models.Login)).token.strip())
         if session is None:
-            return JSONResponse({"error": "this is no token of this job, or too many were wrong: wait 10 s"}, 401)
+            return JSONResponse({"error": "this is no token of this job"}, 401)
         response = _json(models.Done(message="logged in"))
         response.set_cookie(
             COOKIE, session, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=self._secure

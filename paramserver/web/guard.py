@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from paramserver.transport.security.access import RefusalLog
-from paramserver.web.access import Access, Refused, Request
+from paramserver.web.access import Access, Refused, Request, open_to_all
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -22,6 +22,8 @@ MAX_HEAD_BYTES = 16 << 10
 # A body has to arrive within so many seconds.
 BODY_S = 10.0
 TOO_MUCH = f"a request has at most {MAX_BODY_BYTES} bytes"
+# The entry in the state of a request: tells the port that the caller has shown a token.
+KNOWN = "known"
 BROKEN = "this request could not be answered; the coordinator's log says why"
 HEADERS = {
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
@@ -54,6 +56,8 @@ class Guard:
             self._refusals.say(f"{request.method} {request.path[:100]}", _peer(scope), refused.reason)
             await _answer(send, refused.status, refused.text)
             return
+        if not open_to_all(request) and KNOWN in scope.get("state", ()):
+            scope["state"][KNOWN]()
         await self._pass_on(scope, receive, send)
 
     async def _pass_on(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:

@@ -18,6 +18,7 @@ import structlog
 
 from paramserver import errors
 from paramserver.transport.addresses import join
+from paramserver.transport.entrance import End, Entrance
 from paramserver.transport.security.tls import Certificates
 from paramserver.web.guard import App
 
@@ -52,6 +53,7 @@ class Site:
         self._name = name
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
+        self._entrance: Entrance | None = None
         self._task: asyncio.Task[None] | None = None
         self.port = 0
 
@@ -85,11 +87,23 @@ class Site:
             server = self._server = await asyncio.to_thread(self._prepare)
             renewing = asyncio.create_task(self._renew(server.config))
             try:
-                await server.serve([self._socket])
+                self._open(server)
+                await server.serve([])
             finally:
                 renewing.cancel()
         except Exception as error:  # the job goes on without it
             log.error(f"the {self._name} port has ended", trace="".join(traceback.format_exception(error)))
+
+    def _open(self, server: uvicorn.Server) -> None:
+        """Take connections."""
+        from paramserver.web.server import MAX_STRANGERS, Guest
+
+        def take(sock: socket.socket, _: str, number: int) -> End:
+            return Guest(server, sock, lambda: entrance.settled(number)).end
+
+        assert self._socket is not None
+        entrance = self._entrance = Entrance(f"connection to the {self._name} port", take, MAX_STRANGERS)
+        entrance.open(self._socket)
 
     def _prepare(self) -> uvicorn.Server:
         """Import and configure the server, which takes a while."""
@@ -117,6 +131,8 @@ class Site:
         """Stop serving. Connections that are still open are cut after a moment."""
         if self._socket is not None and self._task is None:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        if self._entrance is not None:
+            self._entrance.close()
         if self._task is not None:
             if self._server is not None:
                 self._server.should_exit = True

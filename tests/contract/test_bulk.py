@@ -6,6 +6,7 @@ What all transports have in common is in test_channel.py.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import random
 import shutil
@@ -285,6 +286,98 @@ def test_many_strangers_cost_others_nothing() -> None:
             assert await channel.upload(PUSH, [b"xyz"], timeout=T) == shard_pb2.PushResponse(version=3)
         for stranger in strangers:
             stranger._writer.close()
+
+    run(Both, test)
+
+
+def test_idle_strangers_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All come from this host, so the oldest one gives way; a member shows its token before it is the oldest."""
+    monkeypatch.setattr("paramserver.transport.entrance.strangers", lambda: 16)
+
+    async def test(w: Both) -> None:
+        main = await w.open(Stub(push=take))
+        strangers = [await w.stranger() for _ in range(64)]
+        for _ in range(4):
+            channel = w.channel(main.address)
+            assert await channel.upload(PUSH, [b"xyz"], timeout=T) == shard_pb2.PushResponse(version=3)
+            assert channel.kind == "bulk"
+        async with asyncio.timeout(T):
+            for stranger in strangers[:48]:
+                assert await stranger.closed() == b""
+        for stranger in strangers:
+            stranger._writer.close()
+
+    run(Both, test)
+
+
+def test_nothing_but_a_token_is_taken_from_a_stranger() -> None:
+    """A hello that does not end, with 12 MiB behind it: the server takes 80 bytes at most."""
+
+    async def test(w: Both) -> None:
+        await w.open(Stub(push=take))
+        stranger = await w.stranger()
+        stranger.send(Record(Kind.HELLO, b"x" * 64))
+        stranger.raw(bytes(12 * MIB))
+        assert await stranger.closed() == b""
+        # What the system had not delivered cannot be sent any more.
+        assert stranger._writer.transport.get_write_buffer_size() == 0
+        late = await w.stranger()
+        late.raw(HELLO.pack(b"PS", 1, Kind.FRAME, 0, 12 * MIB))
+        assert await late.closed() == b""
+
+    run(Both, test)
+
+
+def test_without_descriptors_the_server_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EMFILE leaves the port readable: the server must not ask again and again."""
+
+    async def test(w: Both) -> None:
+        main = await w.open(Stub(push=take))
+        tries, full, accept = 0, True, socket.socket.accept
+
+        def refusing(sock: socket.socket) -> Any:
+            nonlocal tries
+            if sock.getsockname()[1] != w.bulk.port or not full:
+                return accept(sock)
+            tries += 1
+            raise OSError(errno.EMFILE, "too many open files")
+
+        monkeypatch.setattr(socket.socket, "accept", refusing)
+        channel = w.channel(main.address)
+        call = spawn(channel.upload(PUSH, [b"xyz"], timeout=T))
+        while not tries:
+            await asyncio.sleep(0.001)
+        turns = 0
+        async with asyncio.timeout(T):
+            while tries < 2:
+                turns += 1
+                await asyncio.sleep(0.001)
+        assert turns > 50  # half a second has passed between both
+        full = False
+        assert await call == shard_pb2.PushResponse(version=3)
+
+    run(Both, test)
+
+
+def test_a_connection_that_is_closed_at_once_is_one_that_failed(log_lines: list[Any]) -> None:
+    """Connecting succeeds at a port that is full. The next try goes over gRPC."""
+
+    async def test(w: Both) -> None:
+        main = await w.open(Stub(push=take))
+
+        def close(sock: socket.socket, _: str, number: int) -> Any:
+            w.bulk._entrance.settled(number)
+            sock.close()
+
+        w.bulk._entrance._take = close
+        channel = w.channel(main.address)
+        with pytest.raises(errors.UnavailableError):
+            await channel.upload(PUSH, [b"xyz"], timeout=T)
+        assert await channel.upload(PUSH, [b"xyz"], timeout=T) == shard_pb2.PushResponse(version=3)
+        assert "cannot be reached" in channel.kind
+        assert [one["event"] for one in log_lines] == [
+            "weights and gradients go over gRPC: the bulk port of a server cannot be reached"
+        ]
 
     run(Both, test)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,39 @@ def test_connections_over_the_limit_are_closed_and_the_others_live() -> None:
     run(GrpcWires, test)
 
 
+def test_strangers_who_stay_connected_give_way_to_members() -> None:
+    """They say that they speak HTTP/2, and then nothing: more of them than the server takes connections."""
+
+    async def test(w: GrpcWires) -> None:
+        limits = Limits(connections=32)
+        server = await serve([("Coordinator", Stub(status=echo))], security=plain([JOIN]), limits=limits)
+        w.opened.append(server)
+        member = connect(server.address, plain([JOIN]))
+        w.opened.append(member)
+        assert await member.call(STATUS, ASK, timeout=T)
+        strangers = []
+        for _ in range(64):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            strangers.append((reader, writer))
+        late = connect(server.address, plain([JOIN]))
+        w.opened.append(late)
+        async with asyncio.timeout(T):
+            while True:
+                with contextlib.suppress(errors.UnavailableError):
+                    assert await late.call(STATUS, ASK, timeout=T)
+                    break
+                await asyncio.sleep(0.05)
+            assert await member.call(STATUS, ASK, timeout=T)
+            for reader, _ in strangers[:16]:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()  # the server has hung up
+        for _, writer in strangers:
+            writer.close()
+
+    run(GrpcWires, test)
+
+
 def test_one_connection_cannot_have_more_calls_than_its_limit() -> None:
     """Most of the excess waits with the caller; what overtakes the end of another call is refused, for a new try."""
 
@@ -120,7 +154,7 @@ def test_the_limits_leave_room_for_a_large_cluster() -> None:
 
 
 def test_connections_leave_files_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    for files, most in ((256, 192), (1024, 768), (1 << 20, LIMITS.connections), (-1, LIMITS.connections)):
+    for files, most in ((256, 128), (1024, 512), (1 << 20, LIMITS.connections), (-1, LIMITS.connections)):
         monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (files, files))
         assert dict(LIMITS.server())["grpc.max_allowed_incoming_connections"] == most
 

@@ -180,6 +180,7 @@ def test_a_file_of_root_may_be_readable_by_its_group(tmp_path: Path, monkeypatch
         ("[::ffff:10.0.0.1]:1", False),
         (":1", False),
         ("coordinator:1", None),
+        ("127.0.0.1%.evil:1", None),
     ],
 )
 def test_which_addresses_are_of_this_machine_alone(address: str, near: bool | None) -> None:

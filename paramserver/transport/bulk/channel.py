@@ -194,16 +194,7 @@ class BulkChannel:
                 sock = await _connected(self._host, offer.port)
                 moving, _ = await greet(sock, context, self._peer)
         except (OSError, TimeoutError) as error:
-            self._again_at = time.monotonic() + _AGAIN_S
-            reason = str(error) or "no answer"
-            if not self.why_not:
-                log.warning(
-                    "weights and gradients go over gRPC: the bulk port of a server cannot be reached",
-                    server=self.address,
-                    port=offer.port,
-                    reason=reason,
-                )
-            self.why_not = f"port {offer.port} of {self._host} cannot be reached ({reason})"
+            self.failed(offer.port, str(error) or "no answer")
             return None
         line = Line(moving)
         if self._closed:
@@ -212,7 +203,19 @@ class BulkChannel:
         self._open.add(line)
         self.why_not = ""
         await line.send(Record(Kind.HELLO, offer.token))
-        return _Call(self, line, identity, where, timeout, deadline)
+        return _Call(self, line, identity, where, timeout, deadline, offer.port)
+
+    def failed(self, port: int, reason: str) -> None:
+        """A new connection could not be made, or was closed before anything came over it."""
+        self._again_at = time.monotonic() + _AGAIN_S
+        if not self.why_not:
+            log.warning(
+                "weights and gradients go over gRPC: the bulk port of a server cannot be reached",
+                server=self.address,
+                port=port,
+                reason=reason,
+            )
+        self.why_not = f"port {port} of {self._host} cannot be reached ({reason})"
 
     def back(self, call: _Call) -> None:
         """A call has ended. Its connection takes another one if nothing of the call is left on it."""
@@ -233,9 +236,18 @@ class _Call:
     """One call, on a connection of its own until it ends. Leaving the context gives up what is left of it."""
 
     def __init__(
-        self, channel: BulkChannel, line: Line, identity: Identity | None, where: str, timeout: float, deadline: float
+        self,
+        channel: BulkChannel,
+        line: Line,
+        identity: Identity | None,
+        where: str,
+        timeout: float,
+        deadline: float,
+        port: int = 0,
     ) -> None:
+        """``port``: of the peer, if the connection is new."""
         self.line, self.identity = line, identity
+        self._port = port
         # Whether all of the call was sent and answered.
         self.complete = False
         self._channel, self._where, self._timeout, self._deadline = channel, where, timeout, deadline
@@ -254,6 +266,8 @@ class _Call:
         try:
             return await in_time(self._where, self._timeout, self._deadline, work)
         except LostError as error:
+            if self._port and not self.line.heard:  # the next try goes over gRPC
+                self._channel.failed(self._port, str(error))
             raise unavailable(self._where, str(error)) from None
 
     def reply(self, record: Record) -> bytes:

@@ -69,6 +69,8 @@ class Line:
         self._receiving = self._paused = False
         self._watch: asyncio.TimerHandle | None = None
         self._listen()
+        # What TLS has taken from the socket already does not make the socket readable.
+        self._loop.call_soon(self._receive)
 
     @property
     def gone(self) -> bool:
@@ -89,6 +91,11 @@ class Line:
     def _full(self) -> bool:
         """Whether nothing more is received until some of it is taken."""
         return self._came_bytes - self._taken_bytes > _ROOM_IN_BYTES
+
+    @property
+    def heard(self) -> bool:
+        """Whether a record has ever come."""
+        return self._came_bytes > 0
 
     @property
     def quiet(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paramserver import errors
 from paramserver.transport.base import Place
 from paramserver.transport.bulk.records import HEAD_BYTES, Head, Kind, Record, parse
 from paramserver.transport.bulk.sockets import Moving
@@ -14,8 +15,9 @@ _SMALL_BYTES = 4096
 class Reader:
     """The records that come over one socket. Used by one thread at a time."""
 
-    def __init__(self, sock: Moving) -> None:
-        self._sock = sock
+    def __init__(self, sock: Moving, hello: bool = False) -> None:
+        """``hello``: nothing but a token may come."""
+        self._sock, self._hello = sock, hello
         self._head_room = bytearray(HEAD_BYTES)
         self._head: Head | None = None
         self._header = bytearray()
@@ -64,6 +66,8 @@ class Reader:
         """The present part is complete: begin the next part. A record, if this was its last part."""
         if self._head is None:
             head = self._head = parse(self._head_room)
+            if self._hello and head.kind is not Kind.HELLO:
+                raise errors.ProtocolError("it did not begin with a token")
             self._header = bytearray(head.header)
             self._left = memoryview(self._header)
             if self._left:

@@ -37,17 +37,17 @@ from paramserver.transport.base import (
 )
 from paramserver.transport.bulk.line import Line, LostError
 from paramserver.transport.bulk.records import Kind, Record, of_error, of_frame
-from paramserver.transport.bulk.tls import Contexts, greet
+from paramserver.transport.bulk.sockets import Moving
+from paramserver.transport.bulk.tls import Contexts, greet, shown
+from paramserver.transport.entrance import End, Entrance
 from paramserver.transport.failures import answered
 from paramserver.transport.limits import LIMITS, Limits
-from paramserver.transport.security.access import OPEN, RefusalLog, Security
+from paramserver.transport.security.access import OPEN, Security
 from paramserver.transport.security.policy import CALLERS
 from paramserver.v1 import shard_pb2
 
 # A token opens a connection within this time.
 TOKEN_S = 20.0
-# Connections that have not shown a token yet; the excess is closed.
-_STRANGERS = 128
 _TOKENS = 8192
 # How long the rest of an upload is read and thrown away whose answer has gone out.
 _REST_S = 5.0
@@ -74,12 +74,10 @@ class BulkServer:
         }
         self._security, self._limits = security, limits
         self._contexts = Contexts(security.certificates, called=True)
-        self._refusals = RefusalLog()
         self._tickets: dict[bytes, _Ticket] = {}
-        self._strangers = 0
+        self._entrance = Entrance("bulk connection", self._take)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[socket.socket] = []
-        self._stopped = False
         fork.keep(self)
 
     def offer(self) -> shard_pb2.OpenBulkResponse:
@@ -119,12 +117,11 @@ class BulkServer:
             sock.listen(256)
             self.port = sock.getsockname()[1]
         for sock in self._listening:
-            loop.add_reader(sock.fileno(), self._accept, sock)
+            self._entrance.open(sock)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Take no more connections, give calls in flight ``grace`` seconds, then cancel them and wait for their end."""
         fork.check()
-        self._stopped = True
         self._close_ports()
         if self._tasks and grace > 0:
             await asyncio.wait(self._tasks, timeout=grace)
@@ -135,61 +132,59 @@ class BulkServer:
             await asyncio.wait(tasks)
 
     def _close_ports(self) -> None:
+        self._entrance.close()
         listening, self._listening = self._listening, []
         for sock in listening:
-            if sock.fileno() >= 0:
-                asyncio.get_running_loop().remove_reader(sock.fileno())
             sock.close()
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(64):
-            try:
-                sock, peer = listening.accept()
-            except OSError:  # nobody is there any more, or no descriptor is left
-                return
-            if self._strangers >= _STRANGERS or self._stopped:
-                self._refusals.say("bulk connection", str(peer[0]), "too many connections without a token")
-                sock.close()
-                continue
-            task = asyncio.get_running_loop().create_task(self._serve(sock, str(peer[0])))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _take(self, sock: socket.socket, peer: str, number: int) -> End:
+        task = asyncio.get_running_loop().create_task(self._serve(sock, peer, number))
+        self._tasks.add(task)
 
-    async def _serve(self, sock: socket.socket, peer: str) -> None:
+        def ended(_: object) -> None:
+            self._tasks.discard(task)
+            self._entrance.settled(number)
+            sock.close()  # of a task that was cancelled before it began
+
+        task.add_done_callback(ended)
+        return task.cancel
+
+    async def _serve(self, sock: socket.socket, peer: str, number: int) -> None:
         """One connection, from its beginning to its end."""
-        line = None
-        self._strangers += 1
         try:
-            try:
-                async with asyncio.timeout(self._limits.handshake_s):
-                    moving, role = await greet(sock, self._contexts.current()[1])
-                    line = Line(moving)
-                    ticket = self._ticket(await line.receive(), role)
-            except (OSError, TimeoutError, errors.ParamServerError, ssl.SSLError) as error:
-                self._refusals.say("bulk connection", peer, str(error) or "no token came in time")
-                return
-            finally:
-                self._strangers -= 1
-            self.connections += 1
-            try:
-                while True:
-                    await self._answer(line, ticket, await line.receive())
-            except LostError:
-                return
-            except errors.ProtocolError as error:
-                self._refusals.say("bulk connection", peer, str(error))
-            finally:
-                self.connections -= 1
+            async with asyncio.timeout(self._limits.handshake_s):
+                moving, role = await greet(sock, self._contexts.current()[1])
+                ticket = await self._shown(moving, role)
+        except (OSError, TimeoutError, errors.ParamServerError, ssl.SSLError) as error:
+            self._entrance.refuse(peer, str(error) or "no token came in time")
+            return
+        self._entrance.settled(number)
+        line = Line(moving)
+        self.connections += 1
+        try:
+            while True:
+                await self._answer(line, ticket, await line.receive())
+        except LostError:
+            return
+        except errors.ProtocolError as error:
+            self._entrance.refuse(peer, str(error))
         finally:
-            if line is not None:
-                line.close("this server has closed the connection")
-                await line.released()
+            self.connections -= 1
+            line.close("this server has closed the connection")
+            await line.released()
 
-    def _ticket(self, first: Record, role: str) -> _Ticket:
-        """The ticket of the token in the first record. Raises DeniedError, ProtocolError."""
-        if first.kind is not Kind.HELLO:
-            raise errors.ProtocolError("it did not begin with a token")
-        ticket = self._tickets.pop(_key(first.header), None)
+    async def _shown(self, moving: Moving, role: str) -> _Ticket:
+        """The ticket of a new connection, which is closed if this raises. Nothing but a token is received before."""
+        try:
+            return self._ticket(await shown(moving), role)
+        except BaseException:
+            moving.hang_up()
+            moving.close()
+            raise
+
+    def _ticket(self, token: bytes, role: str) -> _Ticket:
+        """The ticket of a token. Raises DeniedError."""
+        ticket = self._tickets.pop(_key(token), None)
         if ticket is None or ticket.until < time.monotonic():
             raise errors.DeniedError("a wrong token, or an old one")
         if self._security.tls and role not in ticket.caller.roles:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 
+from paramserver.transport.bulk.reading import Reader
 from paramserver.transport.bulk.sockets import Moving, Plain, Tls, tune
 from paramserver.transport.security.tls import Certificates, Identity, role_of, server_name
 
@@ -65,6 +66,20 @@ async def greet(sock: socket.socket, context: ssl.SSLContext | None, peer: str =
     except BaseException:
         tls.close()
         raise
+
+
+async def shown(moving: Moving) -> bytes:
+    """The token with which a connection begins. No byte behind the token is received.
+
+    Raises OSError, and ProtocolError as soon as something else has come.
+    """
+    reader = Reader(moving, hello=True)
+    loop = asyncio.get_running_loop()
+    while (record := reader.next()) is None:
+        if reader.hung_up:
+            raise ConnectionResetError("it closed the connection")
+        await _ready(moving.fileno(), loop.add_reader, loop.remove_reader)
+    return record.header
 
 
 async def _shake_hands(tls: ssl.SSLSocket) -> None:

@@ -10,10 +10,21 @@ from typing import Any, NoReturn, TypeVar
 from paramserver import errors
 from paramserver.transport import fork
 from paramserver.transport.addresses import join, probe
-from paramserver.transport.base import Method, MethodKind, answer, frame, handlers, reply, set_addressed, set_caller
+from paramserver.transport.base import (
+    Method,
+    MethodKind,
+    answer,
+    frame,
+    handlers,
+    reply,
+    set_addressed,
+    set_caller,
+    set_host,
+)
 from paramserver.transport.failures import CODES, ERROR_KEY, answered
+from paramserver.transport.grpc.watch import Watch
 from paramserver.transport.grpcio import grpc
-from paramserver.transport.limits import LIMITS, Limits
+from paramserver.transport.limits import LIMITS, Limits, raise_files
 from paramserver.transport.security.access import DENIED, OPEN, Refusal, RefusalLog, Security
 
 T = TypeVar("T")
@@ -29,17 +40,22 @@ STOP_S = 10.0
 class GrpcServer:
     """Services behind one listening port. Made by `serve`."""
 
-    def __init__(self, server: grpc.aio.Server, host: str, port: int, running: set[asyncio.Task[Any]]) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, host: str, port: int, running: set[asyncio.Task[Any]], watch: Watch
+    ) -> None:
         self.port = port
         self.address = join(host, port)
         self._server = server
         self._loop = asyncio.get_running_loop()  # must live in forked children, too
         self._running = running
+        self._watching = self._loop.create_task(watch.run())
         fork.keep(self)
 
     async def stop(self, grace: float = 0.0) -> None:
         """Take no more calls, give those in flight ``grace`` seconds, then cancel them and wait for their end."""
         fork.check()
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
         await self._server.stop(grace)
         running = set(self._running)
         for task in running:
@@ -61,6 +77,7 @@ async def serve(
     use or cannot be listened on, or if that is not safe with this ``security``.
     """
     fork.check()
+    raise_files()
     await probe(host, port)
     await security.check_listen(host)
     server = grpc.aio.server(
@@ -68,7 +85,9 @@ async def serve(
         compression=grpc.Compression.NoCompression,
     )
     running: set[asyncio.Task[Any]] = set()
-    server.add_generic_rpc_handlers((_Door(services, security, running, limits.calls),))
+    refusals = RefusalLog()
+    watch = Watch(limits.incoming() // 4, refusals)
+    server.add_generic_rpc_handlers((_Door(services, security, running, limits.calls, watch, refusals),))
     address = join(host, port)
     try:
         if security.certificates is None:
@@ -77,8 +96,9 @@ async def serve(
             bound = server.add_secure_port(address, security.certificates.server_credentials())
     except RuntimeError as error:
         raise errors.ConfigError(f"cannot listen on port {port} of {host}: choose another port or host") from error
+    watch.port = bound
     await server.start()
-    return GrpcServer(server, host, bound, running)
+    return GrpcServer(server, host, bound, running, watch)
 
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -88,12 +108,17 @@ class _Door(grpc.GenericRpcHandler):
     """Finds what answers a call, once the tokens in its head have been checked and there is room for it."""
 
     def __init__(
-        self, services: Sequence[tuple[str, object]], security: Security, running: set[asyncio.Task[Any]], limit: int
+        self,
+        services: Sequence[tuple[str, object]],
+        security: Security,
+        running: set[asyncio.Task[Any]],
+        limit: int,
+        watch: Watch,
+        refusals: RefusalLog,
     ) -> None:
-        self._security = security
+        self._security, self._watch, self._refusals = security, watch, refusals
         # gRPC has a limit of its own, which some versions do not keep.
         self._running, self._limit = running, limit
-        self._refusals = RefusalLog()
         self._methods = {
             method.path: (method, _HANDLERS[method.kind](self, method, handler))
             for method, handler in handlers(services)
@@ -122,6 +147,7 @@ class _Door(grpc.GenericRpcHandler):
         if not self._has_room(method):  # many heads may have come before the first call of them began
             await self._turn_away(method, None, context)
         set_caller(caller)
+        set_host(self._watch.known(context.peer()))
         set_addressed(_shard_in(context))
         task = asyncio.current_task()
         assert task is not None
