@@ -13,9 +13,10 @@ from paramserver import errors
 from paramserver.config import Settings, split_addresses
 from paramserver.doctor.finding import Finding, Level, clean, in_thread, reason, sentence
 from paramserver.doctor.software import satisfies
-from paramserver.machine.hosts import coordinator_place, is_here, server_place, split
+from paramserver.machine.hosts import coordinator_place, server_place, split
 from paramserver.machine.jobs import list_jobs
 from paramserver.machine.presence import list_signs
+from paramserver.transport.addresses import is_here
 
 if TYPE_CHECKING:
     from paramserver.transport.base import Channel

@@ -7,7 +7,7 @@ import socket
 
 from paramserver import errors
 from paramserver.config import Settings, split_addresses
-from paramserver.transport.addresses import host_of, own_loopback
+from paramserver.transport.addresses import host_of, is_here, own_loopback
 
 DEFAULT_PORT = 8790
 _ALL = ("0.0.0.0", "::")
@@ -71,22 +71,6 @@ def route_to(addresses: str) -> str:
 def split(address: str) -> tuple[str, int]:
     """Host (without brackets) and port."""
     return host_of(address), int(address.rpartition(":")[2])
-
-
-def is_here(host: str) -> bool:
-    """Whether this host is an address of this machine, found out by binding to it for a moment."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, kind, number, _, where in found:
-        try:
-            with socket.socket(family, kind, number) as probe:
-                probe.bind(where)
-                return True
-        except OSError:
-            continue
-    return False
 
 
 def _listen(text: str, port: int) -> tuple[str, int]:

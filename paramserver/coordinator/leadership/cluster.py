@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from paramserver import errors
 from paramserver.coordinator import ports
+from paramserver.coordinator.leadership.dialling import Dialling
 from paramserver.coordinator.options import JobOptions
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.layout.replanning import shard_number
@@ -30,6 +31,7 @@ class Servers:
         self._channels: dict[tuple[int, int], Channel] = {}
         # The number of the plan in force.
         self._plan = 0
+        self._dialling = Dialling()
 
     def use(self, plan: int) -> None:
         """The plan of this number is in force."""
@@ -42,15 +44,12 @@ class Servers:
     def _number(self, shard: int, plan: int | None) -> int:
         return shard_number(self._plan if plan is None else plan, shard)
 
-    async def dial_back(self, address: str, request: Message, timeout_s: float) -> None:
-        """Check that a newcomer's address reaches it from here; raises UserError with a hint if not."""
-        try:
-            await self.ask(address, "Shard.Stats", request, timeout_s)
-        except errors.RetryableError as error:
-            raise errors.ConfigError(
-                f"the coordinator cannot reach the server at {address}, the address it advertised: "
-                "check the host name, the firewall, or give another one with --advertise-host"
-            ) from error
+    async def dial_back(self, address: str, job: str, timeout_s: float) -> None:
+        """Check that the address that a caller names reaches a server from here; see `Dialling.back`."""
+        request = shard_pb2.StatsRequest(job=job)
+        await self._dialling.back(
+            address, timeout_s, lambda within_s: self.ask(address, "Shard.Stats", request, within_s)
+        )
 
     async def ask(self, address: str, method: str, request: Message, timeout_s: float) -> Message:
         """Call a server that is no member yet."""

@@ -15,7 +15,7 @@ from paramserver.coordinator.work.accounts import account
 from paramserver.core.job.life import Ends, Phase
 from paramserver.core.job.membership import Member, Role
 from paramserver.membership.joining import versions
-from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.v1 import coordinator_pb2
 from paramserver.wire.bounds import patience
 from paramserver.wire.messages import PROTOCOL, consistency_to_proto
 
@@ -48,9 +48,7 @@ class Operators:
         if request.address:
             try:
                 await self._job.servers.dial_back(
-                    request.address,
-                    shard_pb2.StatsRequest(job=self._job.options.job),
-                    min(5.0, self._job.options.call_timeout_s),
+                    request.address, self._job.options.job, min(5.0, self._job.options.call_timeout_s)
                 )
                 response.reached = True
             except errors.ParamServerError as error:

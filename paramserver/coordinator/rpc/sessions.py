@@ -122,9 +122,7 @@ class Sessions:
         index = request.index if request.HasField("index") else None
         goes_back = ""
         if role is Role.SERVER:
-            await self._job.servers.dial_back(
-                request.address, shard_pb2.StatsRequest(job=self._job.options.job), self._job.options.call_timeout_s
-            )
+            await self._job.servers.dial_back(request.address, self._job.options.job, self._job.options.call_timeout_s)
             if not request.holds:
                 await look_at_place(self._job, request.address)
             seat = await admit_server(self._job, request, index)
