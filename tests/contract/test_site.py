@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -14,6 +16,7 @@ import pytest
 
 from paramserver import errors
 from paramserver.pki import certs
+from paramserver.transport.limits import Limits
 from paramserver.transport.security.tls import Certificates, server_name
 from paramserver.web import server
 from paramserver.web.serving import Site
@@ -108,5 +111,97 @@ def test_a_port_that_is_taken_is_said_at_once() -> None:
             port = other.getsockname()[1]
             with pytest.raises(errors.ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*--dashboard off"):
                 Site(lambda: hello).listen("127.0.0.1", port)
+
+    asyncio.run(story())
+
+
+@asynccontextmanager
+async def idle(port: int, count: int, first: bytes = b"") -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Connections of strangers, who send this and no more."""
+    made = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+    try:
+        for _, writer in made:
+            writer.write(first)
+        yield [reader for reader, _ in made]
+    finally:
+        for _, writer in made:
+            writer.close()
+
+
+def test_idle_strangers_keep_nobody_out() -> None:
+    """The oldest give way, so those who ask at once are answered."""
+
+    async def story() -> None:
+        async with site() as (one, _), idle(one.port, 2 * server.MAX_STRANGERS) as strangers:
+            async with asyncio.timeout(DEADLINE_S):
+                assert (await ask(one.port)).endswith(b"hello")
+                for reader in strangers[: server.MAX_STRANGERS]:
+                    with contextlib.suppress(ConnectionError):
+                        assert await reader.read() == b""
+
+    asyncio.run(story())
+
+
+def test_without_descriptors_the_port_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio's own server writes two thousand lines a second then."""
+
+    async def story() -> None:
+        async with site() as (one, _), asyncio.timeout(DEADLINE_S):
+            assert (await ask(one.port)).endswith(b"hello")
+            said: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+            tries, accept = 0, socket.socket.accept
+
+            def refusing(sock: socket.socket) -> Any:
+                nonlocal tries
+                tries += 1
+                if tries < 3:
+                    raise OSError(errno.EMFILE, "too many open files")
+                return accept(sock)
+
+            monkeypatch.setattr(socket.socket, "accept", refusing)
+            assert (await ask(one.port)).endswith(b"hello")
+            assert said == []
+
+    asyncio.run(story())
+
+
+def test_a_handshake_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LIMITS", Limits(handshake_s=0.2))
+    certs.init(tmp_path / "certs")
+
+    async def story() -> None:
+        half = b"\x16\x03\x01\x02\x00\x01"
+        async with (
+            site(Certificates(tmp_path / "certs", "coordinator")) as (one, _),
+            idle(one.port, 3, half) as strangers,
+            asyncio.timeout(DEADLINE_S),
+        ):
+            for reader in strangers:
+                assert await reader.read() == b""
+
+    asyncio.run(story())
+
+
+def test_who_takes_nothing_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "QUIET_S", 0.1)
+
+    async def story() -> None:
+        ended = asyncio.Event()
+
+        async def long(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(1000):  # after the connection has ended this takes no time
+                await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
+            ended.set()
+
+        one = Site(lambda: long)
+        one.listen("127.0.0.1", 0)
+        _, writer = await asyncio.open_connection("127.0.0.1", one.port, limit=1)
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+        writer.close()
+        await one.close()
 
     asyncio.run(story())

@@ -21,6 +21,8 @@ from paramserver.transport.security.access import RefusalLog
 
 # How often this process counts its descriptors.
 _LOOK_S = 0.25
+# The same while strangers come faster than they go.
+_BUSY_S = 0.05
 _OPEN = "/proc/self/fd"
 # With more names than that, those of callers that have gone are forgotten.
 _MOST_KNOWN = 10_000
@@ -51,13 +53,14 @@ class Watch:
 
     async def run(self) -> None:
         """Look again and again."""
+        pause_s = _LOOK_S
         while True:
-            await asyncio.sleep(_LOOK_S)
-            if _open_files() > self._others + self._most or len(self._known) > _MOST_KNOWN:
-                self._look()
+            await asyncio.sleep(pause_s)
+            many = _open_files() > self._others + self._most or len(self._known) > _MOST_KNOWN
+            pause_s = _BUSY_S if many and self._look() else _LOOK_S
 
-    def _look(self) -> None:
-        """Hang up the excess of strangers."""
+    def _look(self) -> bool:
+        """Hang up the excess of strangers. Returns whether there were any."""
         found = self._sockets()
         present = {peer for _, peer in found.values()}
         self._known = {name: peer for name, peer in self._known.items() if peer in present}
@@ -68,11 +71,11 @@ class Watch:
             self._crowd.come(inode, network_of(found[inode][1][0])) for inode in strangers if inode not in self._crowd
         ]
         self._others = _open_files() - len(strangers)
-        for inode in out:
-            if inode is not None:
-                fd, (host, _) = found[inode]
-                _hang_up(fd, inode)
-                self._refusals.say("connection", host, TOO_MANY)
+        for inode in filter(None, out):
+            fd, (host, _) = found[inode]
+            _hang_up(fd, inode)
+            self._refusals.say("connection", host, TOO_MANY)
+        return any(out)
 
     def _sockets(self) -> dict[int, tuple[int, Peer]]:
         """The connections to this server: their numbers in the kernel, descriptors and callers."""
