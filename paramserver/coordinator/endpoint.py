@@ -17,12 +17,13 @@ from paramserver import errors
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.status import State
 from paramserver.membership.joining import versions
-from paramserver.transport.base import METHODS, MethodKind
+from paramserver.transport.base import METHODS, MethodKind, caller
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.wire.bounds import MAX_MEMBERS, MAX_TEXT_CHARS
 
 # A server that waits asks at least this often.
 _KNOCK_S = 5.0
-_MAX_KNOCKS = 10_000
+_MAX_KNOCKS = MAX_MEMBERS
 # A member sends the first message of its session at once.
 _FIRST_S = 15.0
 
@@ -77,6 +78,8 @@ class Endpoint:
 
     def _knock(self, message: Message) -> None:
         """Note a server that is no member, or does not know yet that it is no member of this coordinator."""
+        if (identity := caller()) is not None and "server" not in identity.roles:
+            return
         if isinstance(message, coordinator_pb2.SettingsRequest) and message.newcomer and self.service is None:
             self._note(message.newcomer, Knock("", "", 0, time.monotonic()))
             return
@@ -90,8 +93,13 @@ class Endpoint:
         self._note(report.incarnation, Knock(message.address, report.holds, report.term, time.monotonic()))
 
     def _note(self, incarnation: int, knock: Knock) -> None:
-        if len(self._knocks) < _MAX_KNOCKS or incarnation in self._knocks:
-            self._knocks[incarnation] = knock
+        """Note the newest call of a server; the oldest calls go if there are too many."""
+        if max(len(knock.address), len(knock.holds)) > MAX_TEXT_CHARS:
+            return
+        self._knocks.pop(incarnation, None)
+        self._knocks[incarnation] = knock
+        while len(self._knocks) > _MAX_KNOCKS:
+            del self._knocks[next(iter(self._knocks))]
 
     def _present(self) -> list[Knock]:
         since = time.monotonic() - _KNOCK_S

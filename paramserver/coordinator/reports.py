@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from paramserver.coordinator import ports
@@ -15,8 +15,29 @@ from paramserver.core.job.status import Departure, State, departed_status
 from paramserver.core.records.rates import Rates
 from paramserver.core.work.slices import assign
 from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.wire.bounds import MAX_METRICS, MAX_METRICS_BYTES, without
 
 _NAMES = 4
+# Texts, metrics and times of all processes that are gone, in the record of the job; and of all processes of the status.
+DEPARTED_BYTES = 256 << 10
+STATUS_BYTES = 4 << 20
+# Of a process of which nothing else is kept.
+_NUMBERS = frozenset(
+    (
+        "role",
+        "name",
+        "pid",
+        "state",
+        "member",
+        "version",
+        "clock",
+        "epoch",
+        "samples",
+        "slices",
+        "epochs_planned",
+        "gone",
+    )
+)
 _REPORTED = (
     *("version", "clock", "epoch", "samples", "slices", "waiting_for", "transport", "epochs_planned"),
     *("transport_reason", "host_tier", "first_metric", "phase", "phase_s"),
@@ -115,7 +136,9 @@ class Reports:
             gone.samples_per_s = gone.bytes_per_s = 0.0
             if former := self._departed.get(gone.name):
                 _add(gone, former)
-            self._departed[gone.name] = gone
+            # The last one first, so that it has most of the room.
+            self._departed = {gone.name: gone} | {n: one for n, one in self._departed.items() if n != gone.name}
+            within(self._departed.values(), DEPARTED_BYTES)
         if member.role is Role.WORKER:
             if gone.state == State.FAILED and not (lost and enough):
                 self._missed[gone.name] = gone.reason
@@ -232,6 +255,18 @@ class Reports:
         return f"{server.waiting_for} ({', '.join(owing)})"
 
 
+def within(processes: Iterable[coordinator_pb2.ProcessStatus], most: int) -> None:
+    """Keep the numbers of all processes, and what they have said as long as there is room for ``most`` bytes of it."""
+    for process in processes:
+        size = process.ByteSize()
+        if size > most:
+            for field, _ in process.ListFields():
+                if field.name not in _NUMBERS:
+                    process.ClearField(field.name)
+        else:
+            most -= size
+
+
 def combined(reports: Sequence[shard_pb2.StatsResponse]) -> shard_pb2.StatsResponse:
     """The reports of a server's shards as one: counters of the shard that is farthest behind, sums of bytes.
 
@@ -259,3 +294,5 @@ def _add(process: coordinator_pb2.ProcessStatus, former: coordinator_pb2.Process
     for name, value in former.metrics.items():
         if name not in process.metrics:
             process.metrics[name] = value
+    for name in without(process.metrics, MAX_METRICS, MAX_METRICS_BYTES):
+        del process.metrics[name]

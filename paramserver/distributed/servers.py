@@ -75,11 +75,18 @@ class Network:
         if channel is None:
             channel = self._channels[address] = self._connect(address)
         unreached: float | None = None
+        deadline = time.monotonic() + request.wait_s
         while True:
             try:
                 await _download(channel, request, place)
                 return
-            except (errors.UnavailableError, errors.OverloadedError) as error:
+            except (
+                errors.OverloadedError
+            ):  # the collectives of others, or messages that nobody fetches, fill the server
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+            except errors.UnavailableError as error:
                 now = time.monotonic()
                 unreached = unreached or now
                 if now - unreached > _UNREACHED_S:

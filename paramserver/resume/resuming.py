@@ -26,6 +26,7 @@ _RETRY_S = 0.5
 _ATTEMPTS = 5
 # Servers that have lost their coordinator look for another one about once a second.
 _KNOCK_S = 3.0
+_SHOWN = 8
 
 
 class Resuming:
@@ -94,8 +95,8 @@ class Resuming:
                 break
             if attempt == _ATTEMPTS - 1:
                 raise errors.UnavailableError(
-                    f"{', '.join(silent)} hold shards of job {self._job!r}, but cannot be reached from here: check the "
-                    "network, then start this coordinator again"
+                    f"{', '.join(silent[:_SHOWN])} hold shards of job {self._job!r}, but cannot be reached from here: "
+                    "check the network, then start this coordinator again"
                 )
             await asyncio.sleep(_RETRY_S)
         self._others |= {knock.address for knock in holders} - found.ours

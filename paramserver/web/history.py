@@ -32,7 +32,8 @@ class History:
         for name in status.metrics:
             if name not in self._names and len(self._names) < MAX_NAMES:
                 self._names.append(name)
-        self._moments.add(_Moment(at_s, status.version, status.samples_per_s, status.metrics))
+        values = {name: status.metrics[name] for name in self._names if name in status.metrics}
+        self._moments.add(_Moment(at_s, status.version, status.samples_per_s, values))
 
     def series(self) -> Series:
         """All moments that are kept, and the newest one."""

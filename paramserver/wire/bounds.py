@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from paramserver.errors import ProtocolError
 from paramserver.v1 import coordinator_pb2
@@ -20,7 +21,14 @@ MAX_SAMPLES = 1 << 40
 # A host name, a state, a reason.
 MAX_TEXT_CHARS = 1000
 MAX_METRICS = 1000
+# The names and values of the metrics of a report.
+MAX_METRICS_BYTES = 64 << 10
 MAX_COMMAND_CHARS = 300
+# Members of one role at a time, and so their names. What a member says of itself at Join is in the record of the job.
+MAX_MEMBERS = 4096
+MAX_FACTS_BYTES = 1024
+# A value, and what a message says around it.
+_VALUE_BYTES = 16
 # Of a tensor of a contribution.
 _DIGEST_BYTES = 8
 # Steps of which one report tells.
@@ -63,13 +71,25 @@ def check_newcomer(request: coordinator_pb2.JoinRequest) -> None:
     """Check a newcomer's facts about itself, since they go to all members. Raises ProtocolError."""
     for name in ("address", "holds", "host"):
         text(name, getattr(request, name))
-    counting("index", request.index, MAX_SLICES)
+    counting("index", request.index, MAX_MEMBERS - 1)
     if not text("the restart command", request.restart_command, MAX_COMMAND_CHARS).isprintable():
         raise ProtocolError("the restart command is not one printable line")
     if request.metrics_url and not _METRICS_URL.fullmatch(text("the address of metrics", request.metrics_url)):
         raise ProtocolError("the address of metrics is not http://HOST:PORT/metrics, or the same with https")
     counting("the number of replaced processes", len(request.replaces), MAX_REPLACED)
     text("the table of versions", " ".join((*request.versions, *request.versions.values())))
+    if _facts(request) > MAX_FACTS_BYTES:  # people can do without the command
+        request.restart_command = ""
+    if (size := _facts(request)) > MAX_FACTS_BYTES:
+        raise ProtocolError(
+            f"address, host and address of metrics have {size} bytes, and {MAX_FACTS_BYTES} is the most"
+        )
+
+
+def _facts(request: coordinator_pb2.JoinRequest) -> int:
+    """The bytes of the texts that the record of the job keeps of a newcomer."""
+    facts = request.address, request.host, request.metrics_url, request.restart_command
+    return sum(len(fact.encode()) for fact in facts)
 
 
 def check_report(report: coordinator_pb2.WorkerReport) -> None:
@@ -98,8 +118,31 @@ def check_report(report: coordinator_pb2.WorkerReport) -> None:
             counting(field, getattr(audited, field))
         if any(len(digest) > _DIGEST_BYTES for digest in audited.digests):
             raise ProtocolError(f"a digest of a contribution has at most {_DIGEST_BYTES} bytes")
-    kept = 0
-    for name in sorted(report.metrics):
-        kept += len(name) <= MAX_TEXT_CHARS
-        if kept > MAX_METRICS or len(name) > MAX_TEXT_CHARS:
-            del report.metrics[name]
+    for name in without(report.metrics, MAX_METRICS, MAX_METRICS_BYTES):
+        del report.metrics[name]
+
+
+def kept(request: coordinator_pb2.SessionRequest) -> coordinator_pb2.SessionRequest:
+    """A report without the lists that count once, after these were heard.
+
+    A copy, since a part of a message that somebody keeps keeps the bytes of the whole message in memory.
+    """
+    if request.HasField("worker"):
+        request.worker.ClearField("logged")
+        request.worker.ClearField("audited")
+    return coordinator_pb2.SessionRequest.FromString(request.SerializeToString())
+
+
+def without(metrics: Mapping[str, float], most: int, most_bytes: int) -> list[str]:
+    """The names that go, so that at most ``most`` metrics stay with at most ``most_bytes`` bytes.
+
+    The first ones in the order of their names stay. Names that are too long go.
+    """
+    gone, kept, nbytes = [], 0, 0
+    for name in sorted(metrics):
+        size = len(name.encode()) + _VALUE_BYTES
+        if len(name) > MAX_TEXT_CHARS or kept == most or nbytes + size > most_bytes:
+            gone.append(name)
+        else:
+            kept, nbytes = kept + 1, nbytes + size
+    return gone

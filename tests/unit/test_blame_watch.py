@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from paramserver.coordinator.watching.blame import BlameWatch
+from paramserver.core.job.membership import Role
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
-JOINER = SimpleNamespace(ident=13, name="worker-3")
-WORKERS = [SimpleNamespace(ident=10 + rank, name=f"worker-{rank}") for rank in range(3)]
-SERVER = SimpleNamespace(ident=1, name="server-0")
+JOINER = SimpleNamespace(ident=13, name="worker-3", role=Role.WORKER)
+WORKERS = [SimpleNamespace(ident=10 + rank, name=f"worker-{rank}", role=Role.WORKER) for rank in range(3)]
+SERVER = SimpleNamespace(ident=1, name="server-0", role=Role.SERVER)
 
 
 class Job:

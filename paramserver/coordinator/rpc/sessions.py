@@ -34,7 +34,7 @@ from paramserver.failpoints import reach
 from paramserver.transport.addresses import host_of
 from paramserver.transport.base import METHODS
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
-from paramserver.wire.bounds import check_newcomer, check_report, text
+from paramserver.wire.bounds import MAX_MEMBERS, check_newcomer, check_report, kept, text
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -119,6 +119,8 @@ class Sessions:
                 await self._happen(Ended(member.ident))
 
     async def _admit(self, request: coordinator_pb2.JoinRequest, role: Role) -> Member:
+        if len(self._job.members.of(role)) >= MAX_MEMBERS:
+            raise errors.ConfigError(f"this job has {MAX_MEMBERS} {role.value}s, and more cannot join")
         index = request.index if request.HasField("index") else None
         goes_back = ""
         if role is Role.SERVER:
@@ -227,16 +229,18 @@ class Sessions:
             check_report(request.worker)
         text("the reason of a failure", request.failure)
         await self._happen(Renewed(request.member))
-        self._job.reports.hear(request)
         member = self._job.members.get(request.member)
+        if request.HasField("worker") and member is not None:
+            self._job.records.hear(member, request.worker)
+            self._job.audit.hear(member, request.worker)
+        request = kept(request)
+        self._job.reports.hear(request)
         if member is not None:
             self._job.blame.hear(member, request)
         if request.HasField("worker") and member is not None:
             self._job.stalls.hear(member, request.worker)
             self._job.poison.hear(member, request.worker)
             self._job.ending.hear(member, request.worker)
-            self._job.records.hear(member, request.worker)
-            self._job.audit.hear(member, request.worker)
         for stats in request.shards:
             if member is not None and stats.holds and not stats.backup:
                 self._job.checkpoints.hear(stats.shard, stats)
@@ -373,8 +377,9 @@ class Sessions:
             self._job.draining.discard(member.ident)
             self._job.restarting.discard(member.ident)
             self._job.moving.discard(member.ident)
+        self._job.leasing.give_back(member.ident)
+        self._job.registered.worker_gone(member.ident)
         if member.role is Role.WORKER:
-            self._job.leasing.give_back(member.ident)
             self._job.evaluating.give_back(member.ident)
             self._job.stalls.gone(member.ident)
             self._job.blame.gone(member)

@@ -6,12 +6,16 @@ import os
 import time
 
 from paramserver.coordinator.job import Job
+from paramserver.coordinator.reports import STATUS_BYTES, within
 from paramserver.coordinator.rpc.copies import heirs, shard_statuses, unprotected
 from paramserver.core.job.membership import Member, Presence, Role
 from paramserver.core.job.status import JobFacts, MemberFacts, again, job_status, member_status, result_of
 from paramserver.core.versions.consistency import Mode
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.messages import data_to_proto
+
+# Workers that are gone of which the reason of a state tells one by one.
+_MISSED = 20
 
 
 def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator_pb2.StatusResponse:
@@ -75,6 +79,7 @@ def status_page(job: Job, request: coordinator_pb2.StatusRequest) -> coordinator
         shown = {gone.name: _departed(job, gone) for gone in job.reports.departed() if gone.role == role.value}
         shown |= {member.name: _process(job, member, facts) for member in job.members.of(role)}
         response.processes.extend(sorted(shown.values(), key=lambda process: int(process.name.rpartition("-")[2])))
+    within(response.processes, STATUS_BYTES)
     of_step = job.options.step_slices
     slices = of_step if job.consistency.mode is Mode.SYNC else 1
     scaling, version = job.options.lr_scaling, max((process.version for process in response.processes), default=0)
@@ -93,6 +98,7 @@ def job_facts(job: Job) -> JobFacts:
     """The facts from which the state of the job follows."""
     names = {member.ident: member.name for member in job.members.of(Role.WORKER)}
     commands = {gone.name: gone.restart_command for gone in job.reports.departed()}
+    missed = list(job.reports.missed.items())
     return JobFacts(
         phase=job.life.phase,
         reason=job.reason,
@@ -102,8 +108,9 @@ def job_facts(job: Job) -> JobFacts:
         unprotected=unprotected(job),
         missed=[
             (reason if reason.startswith(name) else f"{name}: {reason}") + again(commands.get(name, ""))
-            for name, reason in job.reports.missed.items()
-        ],
+            for name, reason in missed[:_MISSED]
+        ]
+        + ([f"{len(missed) - _MISSED} more workers are missing"] if len(missed) > _MISSED else []),
         stalled=sorted(names[ident] for ident in job.stalls.members if ident in names),
         troubles=list(job.promises.troubles.values()),
         broken=list(job.promises.broken.values()),

@@ -38,13 +38,14 @@ class AuditWatch:
             found = comparison.hear(one.timeline, one.step, one.slice, told)
             if found is None:
                 continue
-            if len(comparison.differences) <= _LOGGED:
+            if comparison.differ <= _LOGGED:
                 log.error(self._sentence(found))
-            number, odd = len(comparison.differences), comparison.odd()
+            number, odd = comparison.differ, comparison.odd()
+            assert comparison.first is not None
             which = f"{odd} differs from all workers that it was compared with. " if odd else ""
             self._job.promises.broken["audit"] = (
                 f"{number} of {comparison.compared} slices that two workers computed came out differently "
-                f"(training.audit). {which}The first: {self._sentence(comparison.differences[0])}. A script whose "
+                f"(training.audit). {which}The first: {self._sentence(comparison.first)}. A script whose "
                 "gradients depend on what its process did before is a reason, and so are unlike processors and damaged "
                 "memory (see docs/training.md, Audits)"
             )
@@ -59,4 +60,4 @@ class AuditWatch:
 
     def message(self) -> coordinator_pb2.Audit:
         """For the status."""
-        return coordinator_pb2.Audit(compared=self.comparison.compared, differ=len(self.comparison.differences))
+        return coordinator_pb2.Audit(compared=self.comparison.compared, differ=self.comparison.differ)

@@ -26,6 +26,7 @@ from paramserver.wire.blame import (
     spent_from_proto,
     worked_from_proto,
 )
+from paramserver.wire.bounds import MAX_MEMBERS
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -42,6 +43,8 @@ _HELD_SHOWN = 10
 # Shards tell of the same wait within so many seconds.
 _SAME_WAIT_S = 10.0
 _GONE = 64
+# Pairs of workers of which one was held by the other, and waits of the last seconds.
+_PAIRS, _WAITS = 4096, 10_000
 _STALENESS = 64
 
 
@@ -88,13 +91,15 @@ class BlameWatch:
             self._counted.clear()
         if (active := tuple(worker.ident for worker in self._active())) != (self._deals[-1][1] if self._deals else ()):
             self._deals.append((now, active))
-        if request.HasField("worker"):
-            self._records.setdefault(member.ident, deque(maxlen=_KEPT)).extend(request.worker.steps)
+        if request.HasField("worker") and member.role is Role.WORKER:
+            self._records.setdefault(member.ident, deque(maxlen=_KEPT)).extend(map(_copy, request.worker.steps))
             self._doing[member.ident] = now, request.worker
         for stats in request.shards:
             self._shard(member, stats, now)
 
     def _shard(self, server: Member, stats: shard_pb2.StatsResponse, now: float) -> None:
+        if stats.shard >= MAX_MEMBERS:
+            return
         for times in stats.times:
             if times.timeline == self._timeline:
                 self._judge.made(made_from_proto(times, stats.shard, server.name, self._owner(times, now)), now)
@@ -112,8 +117,12 @@ class BlameWatch:
         while self._counted and next(iter(self._counted.values()))[0] < now - _SAME_WAIT_S:
             del self._counted[next(iter(self._counted))]
         wait = hold.worker, hold.clock
+        if len(self._counted) >= _WAITS:
+            del self._counted[next(iter(self._counted))]
         _, names, told = self._counted.pop(wait, (now, (self._name(hold.worker), self._name(hold.by)), 0.0))
         times_, seconds = self._held.get(names, (0, 0.0))
+        if names not in self._held and len(self._held) >= _PAIRS:
+            del self._held[min(self._held, key=lambda pair: self._held[pair][1])]
         self._held[names] = times_ + (told == 0.0), seconds + max(0.0, hold.seconds - told)
         self._counted[wait] = now, names, max(told, hold.seconds)
 
@@ -237,3 +246,10 @@ class BlameWatch:
             waited_s=judge.waited,
             usual_s=judge.usual_s,
         )
+
+
+def _copy(step: coordinator_pb2.WorkerStep) -> coordinator_pb2.WorkerStep:
+    """A record that does not keep the report around it in memory."""
+    copy = coordinator_pb2.WorkerStep()
+    copy.CopyFrom(step)
+    return copy

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 
+from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.reports import Reports
 from paramserver.coordinator.work.agreeing import Agreeing
@@ -20,10 +21,13 @@ from paramserver.core.versions.names import AsyncName
 from paramserver.core.work.poison import Place, Poison
 from paramserver.core.work.slices import places_of, slice_indices
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.bounds import MAX_COUNT
 
 log = structlog.get_logger("paramserver.coordinator")
 
 _SAMPLES = 5
+# More slices are not skipped: then something else is wrong.
+_SKIPPED = 1000
 # How long a worker waits while another one computes a slice at which workers have died.
 _UNDECIDED_S, _LOOK_S = 3.0, 0.05
 _TRAINING = (Phase.RUNNING, Phase.RECOVERING)
@@ -58,6 +62,9 @@ class PoisonWatch:
     async def begin(self, member: int, slice_: types_pb2.SliceRef) -> bool:
         """A worker is about to compute this slice; False if no worker may."""
         place = place_of(slice_)
+        slices = self._job.schedule.slices_per_epoch
+        if not place.index < slices or place.epoch > MAX_COUNT:
+            raise errors.ProtocolError(f"there is no slice {place.index} of epoch {place.epoch}: an epoch has {slices}")
         deadline = time.monotonic() + _UNDECIDED_S
         while self._poison.undecided(place) and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_S)
@@ -77,7 +84,7 @@ class PoisonWatch:
         if place is None:
             return
         name = self.describe(place)
-        if job.options.poison == "fail":
+        if job.options.poison == "fail" or len(self.slices) >= _SKIPPED:
             await job.fail(
                 f"each worker that computes {name} dies, {member.name} the last: look at these samples, or set "
                 "training.poison = skip, which counts such a slice without its samples"

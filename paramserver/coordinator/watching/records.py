@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import structlog
+
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.records.history import History
-from paramserver.core.records.steps import Collector, Logged, Place, StepValues
+from paramserver.core.records.steps import NAMES, NAMES_OF_ONE, VALUES, Collector, Logged, Place, StepValues
 from paramserver.core.versions.consistency import Consistency, Mode
 from paramserver.v1 import coordinator_pb2
+
+log = structlog.get_logger("paramserver.coordinator")
 
 
 class _Job(Protocol):
@@ -54,6 +58,7 @@ class Records:
         self._told: Callable[[Sequence[StepValues]], None] = lambda steps: None
         # Where each worker stands, by member number: it logs nothing for earlier steps any more.
         self._places: dict[int, Place] = {}
+        self._said = False
 
     def tell(self, told: Callable[[Sequence[StepValues]], None]) -> None:
         """Call ``told`` with the steps that are closed from now on."""
@@ -72,6 +77,8 @@ class Records:
 
     def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
         """A worker reports, with all that its script has logged since the last report."""
+        if member.role is not Role.WORKER:
+            return
         self._places[member.ident] = (report.logging_timeline, report.logging_step)
         if not report.logged:
             return
@@ -87,6 +94,13 @@ class Records:
         ]
         late_counts = self._job.consistency.mode is Mode.ASYNC
         self._collector.hear(member.incarnation, member.name, report.logged_from, calls, time.monotonic(), late_counts)
+        if self._collector.refused and not self._said:
+            self._said = True
+            log.warning(
+                f"scripts log more than is kept ({NAMES_OF_ONE} names of a worker, {NAMES} of the job, {VALUES} values "
+                f"of steps under way): values of {self._collector.refused[:100]!r} are left out, and more may be",
+                worker=member.name,
+            )
 
     def finish(self) -> None:
         """Nothing more is logged: close all steps."""

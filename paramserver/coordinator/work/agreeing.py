@@ -19,8 +19,9 @@ from paramserver.v1 import coordinator_pb2
 
 # How long a worker that comes late waits for a number that the others are about to give.
 _PARK_S = 10.0
-_MOST = 20_000
 _NAME_CHARS = 200
+# All numbers in the record of the job: names, and what there is around each of them.
+_BYTES, _AROUND_BYTES = 1 << 20, 40
 # Name, epoch and count.
 _Place = tuple[str, int, int]
 
@@ -50,8 +51,12 @@ class Agreeing:
             place = request.name, request.mine.epoch, request.mine.count
             undone = request.timeline < self._since and request.mine.version > self._base
             if place not in self._values and not undone:
-                if len(self._values) >= _MOST:
-                    raise errors.ProtocolError(f"workers agree on at most {_MOST} numbers in a job")
+                size = sum(len(name.encode()) + _AROUND_BYTES for name, _, _ in (*self._values, place))
+                if size > _BYTES:
+                    raise errors.ProtocolError(
+                        f"workers have agreed on {len(self._values)} numbers, and the job keeps no more "
+                        f"({_BYTES} bytes): agree on fewer numbers, or give them shorter names"
+                    )
                 self._values[place] = request.mine.value, request.mine.version
                 self._job.write_down()
                 await self._job.keeping.settled()

@@ -39,6 +39,7 @@ class Evaluating:
         wait_s = patience("wait_s", request.wait_s, _MAX_WAIT_S)
         found = self._at(request)
         self._take_in(request, found)
+        self._bound()
         if request.done:
             await self._notify()
         if request.leaves:
@@ -73,7 +74,7 @@ class Evaluating:
         found = self._all.get(place)
         if found is None:
             found = self._all[place] = Evaluation(size)
-            self._bound()
+        self._all.move_to_end(place)
         if found.size != size:
             raise errors.DataError(
                 f"the loader given to ctx.evaluate has {size} batches here, and {found.size} in another worker: all "
@@ -82,7 +83,7 @@ class Evaluating:
         return found
 
     def _bound(self) -> None:
-        """Forget the oldest evaluations, if they are too many or too large."""
+        """Forget the evaluations that were used longest ago, if they are too many or too large."""
         while len(self._all) > _KEPT or (
             len(self._all) > 1 and sum(one.nbytes for one in self._all.values()) > _MAX_BYTES
         ):
@@ -111,6 +112,8 @@ class Evaluating:
         if request.timeline != self._job.timeline:
             # The others follow the job, which went back. This worker has the weights that the results are of.
             found.take_from_others(request.member)
+        if found.nbytes > _MAX_BYTES:
+            raise errors.DataError(f"an evaluation of {found.size} batches is too large: give larger batches")
         response.slices.extend(found.lease(request.member, len(self._job.members.of(Role.WORKER))))
         return bool(response.slices)
 

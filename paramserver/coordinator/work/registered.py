@@ -111,6 +111,11 @@ class Registered:
         data = bytes(found.data[offset : offset + PIECE_BYTES])
         return coordinator_pb2.KeptResponse(number=found.number, version=found.version, total=found.total, data=data)
 
+    def worker_gone(self, ident: int) -> None:
+        """A worker is no longer a member: what it has begun to bring goes."""
+        if self._coming is not None and self._coming.member == ident:
+            self._coming = None
+
     def _next(self) -> int:
         self._count += 1
         return self._count

@@ -35,6 +35,8 @@ _MOST, _SHARE, _LEAST_S = 0.7, 0.3, 0.5
 _LATE = 0.1
 # Of so many other workers, so many records say what is usual.
 _OTHERS, _RECORDS = 16, 8
+# So many steps and waits at the bound are yet to be judged at most.
+_WAITING = 10_000
 
 Records = Callable[[int], Sequence[Worked]]
 
@@ -86,6 +88,8 @@ class Judge:
         if made.step >= self._first + OPENING:
             pending = self._pending.get(made.step)
             if pending is None:
+                if len(self._pending) >= _WAITING:
+                    del self._pending[next(iter(self._pending))]
                 self._pending[made.step] = _Pending(now, made, made)
             else:
                 pending.straggled = max(pending.straggled, made, key=lambda one: one.straggled)
@@ -99,6 +103,8 @@ class Judge:
         if held.clock < OPENING:
             return
         key = held.by, held.clock
+        if key not in self._holds and len(self._holds) >= _WAITING:
+            del self._holds[next(iter(self._holds))]
         since, longest = self._holds.get(key, (now, held))
         self._holds[key] = since, max(longest, held, key=lambda one: one.seconds)
 

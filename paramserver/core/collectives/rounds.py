@@ -12,10 +12,13 @@ The slices of a step have rounds, too: a slice then is a rank of the group of it
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 # More is a mistake or an attack.
 MAX_RANKS = 65_536
+# Groups at a time, and numbers that are kept of all ranks and channels of a group.
+MAX_GROUPS, MAX_NUMBERS = 4096, 1 << 20
 
 
 class RoundsError(ValueError):
@@ -48,7 +51,7 @@ class Terms:
     """
 
     what: str
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     reduction: int
     dtype: str
     nbytes: int
@@ -95,6 +98,7 @@ class _Group:
     size: int
     # Numbers below which a rank has all results, by channel and rank.
     done: dict[str, dict[int, int]] = field(default_factory=dict)
+    numbers: int = 0
     names: dict[str, set[RoundName]] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     used_at: float = 0.0
@@ -126,6 +130,8 @@ class Rounds:
         if not 1 <= size <= MAX_RANKS:
             raise RoundsError(f"a process group of {size} ranks: 1 to {MAX_RANKS} are possible")
         effects = self._forget_idle(now)
+        if group not in self._groups and len(self._groups) >= MAX_GROUPS:
+            effects += self._forget(min(self._groups, key=lambda name: self._groups[name].used_at))
         found = self._groups.setdefault(group, _Group(size, used_at=now))
         if found.size != size:
             raise RoundsError(f"one rank says that the group has {found.size} ranks, another one says {size}")
@@ -158,7 +164,7 @@ class Rounds:
         if group is None:
             raise UnknownGroupError("this server does not know the process group")
         group.used_at = now
-        if rank not in terms.ranks or not all(0 <= one < group.size for one in terms.ranks):
+        if rank not in terms.ranks or not _within(terms.ranks, group.size):
             raise RoundsError(
                 f"{terms.kind} {rank} does not belong to {terms.what} of {terms.kind}s {_listed(terms.ranks)}"
             )
@@ -201,23 +207,34 @@ class Rounds:
     def leave(self, group: str, rank: int) -> list[Effect]:
         """``rank`` will not come any more. When all ranks have left, the group is forgotten."""
         found = self._groups.get(group)
-        if found is None:
+        if found is None or not 0 <= rank < found.size:
             return []
         found.left.add(rank)
         return self._forget(group) if len(found.left) >= found.size else []
 
+    def drop(self, names: Collection[RoundName]) -> list[Effect]:
+        """Forget these rounds: nobody waits for them any more. A rank that comes after all begins its round anew."""
+        gone = tuple(name for name in names if name in self._rounds)
+        for name in gone:
+            del self._rounds[name]
+            group = self._groups[name.group]
+            group.names[name.channel].discard(name)
+            if not group.names[name.channel]:
+                del group.names[name.channel]
+        return [Forget(gone)] if gone else []
+
     def _is_done(self, group: _Group, name: RoundName, terms: Terms, rank: int, number: int) -> list[Effect]:
-        done = group.done.setdefault(name.channel, {})
+        done = group.done.get(name.channel, {})
         if number <= done.get(rank, 0):
             return []
+        if rank not in done:
+            if group.numbers >= MAX_NUMBERS:
+                raise RoundsError(f"a process group has {group.numbers} numbers of ranks and channels, and no more fit")
+            group.numbers += 1
         done[rank] = number
+        group.done[name.channel] = done
         least = min(done.get(one, 0) for one in terms.ranks)
-        mine = group.names.get(name.channel, set())
-        gone = tuple(sorted(one for one in mine if one.number < least))
-        mine.difference_update(gone)
-        for one in gone:
-            del self._rounds[one]
-        return [Forget(gone)] if gone else []
+        return self.drop(sorted(one for one in group.names.get(name.channel, ()) if one.number < least))
 
     def _forget_idle(self, now: float) -> list[Effect]:
         idle = [name for name, group in self._groups.items() if now - group.used_at > self._idle_s]
@@ -232,7 +249,14 @@ class Rounds:
         return [Forget(names)] if names else []
 
 
-def _listed(ranks: tuple[int, ...]) -> str:
+def _within(ranks: Sequence[int], size: int) -> bool:
+    """Whether all ranks are ranks of a group of this size."""
+    if isinstance(ranks, range):
+        return ranks.stop <= size
+    return all(0 <= one < size for one in ranks)
+
+
+def _listed(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
     return f"{shown} and {len(ranks) - 8} others" if len(ranks) > 8 else shown
 

@@ -6,22 +6,29 @@ from collections.abc import Iterable, Sequence
 
 # A worker gets the next batches in parts, which become smaller towards the end.
 _PART = 32
+# Of a batch that was leased or done, beside its result.
+_BATCH_BYTES = 128
 
 
 class Evaluation:
     """The batches ``0`` to ``size - 1`` of one evaluation: free, leased to a worker, or done with a result.
 
-    Memory is for batches that were leased or done, so a large ``size`` alone costs nothing. ``nbytes``: of the results.
+    Memory is for batches that were leased or done, so a large ``size`` alone costs nothing.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.nbytes = 0
+        self._result_bytes = 0
         # Batches from here on were never leased. Those before are leased, done, or free again.
         self._next = 0
         self._free: list[int] = []
         self._leased: dict[int, int] = {}
         self._results: dict[int, bytes] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory: of results, and of the batches that were leased or done."""
+        return self._result_bytes + _BATCH_BYTES * self._next
 
     @property
     def complete(self) -> bool:
@@ -59,7 +66,7 @@ class Evaluation:
         if index in self._free:
             self._free.remove(index)
         self._results[index] = result
-        self.nbytes += len(result)
+        self._result_bytes += len(result)
         return True
 
     def results(self, first: int, nbytes: int) -> list[tuple[int, bytes]]:

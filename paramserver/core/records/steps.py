@@ -15,8 +15,14 @@ Place = tuple[int, int]
 # The slice (epoch, index) or the worker that a value is of.
 Source = tuple[int, int] | str
 
-# So many closed steps are remembered, to tell late values from new ones.
-_REMEMBERED = 1024
+# So many closed steps are remembered, and so many names of values in all of them, to tell late values from new ones.
+_REMEMBERED, _NAMES_REMEMBERED = 1024, 1 << 18
+# Names of a job and of one worker, and characters of these names. Values of further names are left out.
+NAMES, NAMES_OF_ONE, NAME_CHARS, NAME_CHARS_OF_ONE = 4000, 1000, 1 << 18, 1 << 16
+# Values of all open steps. Further values are left out, until steps are closed.
+VALUES = 1 << 18
+# Processes of which it is known which calls were heard.
+_PROCESSES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,27 @@ class _Open:
     epoch: int | None = None
     # Name to source to (samples, value).
     values: dict[str, dict[Source, tuple[int, float]]] = field(default_factory=dict)
+    count: int = 0
+
+
+class _Names:
+    """The names of values that a job has, each with the worker that has brought it first."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+        self._of: dict[str, tuple[int, int]] = {}
+        self._chars = 0
+
+    def take(self, name: str, worker: str) -> str | None:
+        """The name as it is kept once for all values; None if there is no room for it."""
+        if name in self._known:
+            return self._known[name]
+        count, chars = self._of.get(worker, (0, 0))
+        one, all_ = count < NAMES_OF_ONE and chars + len(name) <= NAME_CHARS_OF_ONE, self._chars + len(name)
+        if not one or len(self._known) >= NAMES or all_ > NAME_CHARS:
+            return None
+        self._known[name], self._of[worker], self._chars = name, (count + 1, chars + len(name)), all_
+        return name
 
 
 class Collector:
@@ -66,13 +93,18 @@ class Collector:
         self._open: dict[int, _Open] = {}
         # Closed steps with the names of their values, in the order in which they were closed.
         self._closed: OrderedDict[Place, set[str]] = OrderedDict()
+        # How many names these are; the newest of the steps that are forgotten; how many values open steps have.
+        self._remembered, self._forgotten, self._values = 0, (-1, -1), 0
+        self._names = _Names()
+        # The name of the first value for which there was no room; empty: there was room for all.
+        self.refused = ""
         # The newest step that was closed, and the newest one that an earlier coordinator has closed.
         self._newest: Place = (0, -1)
         self._taken_over: Place = (0, -1)
         # The newest timeline of a value, and its lowest step: older values of this step and later ones are void.
         self._timeline, self._base = 0, 0
         # By process, the number of the next call of `ctx.log`; earlier ones were heard.
-        self._next: dict[int, int] = {}
+        self._next: OrderedDict[int, int] = OrderedDict()
 
     def go_on(self, steps: Iterable[StepValues]) -> None:
         """An earlier coordinator of the job has closed these steps, oldest first: none of them is closed again."""
@@ -91,10 +123,17 @@ class Collector:
         """
         known = self._next.get(process, 0)
         self._next[process] = max(known, first + len(calls))
+        self._next.move_to_end(process)
+        while len(self._next) > _PROCESSES:
+            self._next.popitem(last=False)
         for call in calls[max(0, known - first) :]:
             if not self._on_timeline(call.timeline, call.step):
                 continue
-            for name, value in call.values.items():
+            for given, value in call.values.items():
+                name = self._names.take(given, worker)
+                if name is None:
+                    self.refused = self.refused or given
+                    continue
                 step = self._step_of(call, name, late_counts)
                 if step is not None:
                     self._add(step, call, worker, name, value, now)
@@ -110,15 +149,14 @@ class Collector:
         else:
             return True
         for old in [s for s, opened in self._open.items() if s >= step and opened.timeline < timeline]:
-            del self._open[old]
+            self._values -= self._open.pop(old).count
         return True
 
     def _step_of(self, call: Logged, name: str, late_counts: bool) -> int | None:
         """The step for which a value counts; None: the value has counted."""
         place = (call.timeline, call.step)
         names = self._closed.get(place)
-        forgotten = names is None and place <= self._newest and len(self._closed) == _REMEMBERED
-        forgotten = forgotten and place < next(iter(self._closed))
+        forgotten = names is None and place <= self._forgotten
         if not forgotten and (names is None or name not in names):
             return call.step
         if place <= self._taken_over or (call.slice is not None and not late_counts):
@@ -126,6 +164,9 @@ class Collector:
         return self._newest[1] + 1 if call.timeline == self._newest[0] else None
 
     def _add(self, step: int, call: Logged, worker: str, name: str, value: float, now: float) -> None:
+        if self._values >= VALUES:
+            self.refused = self.refused or name
+            return
         opened = self._open.get(step)
         if opened is None:
             opened = self._open[step] = _Open(call.timeline, now)
@@ -133,7 +174,9 @@ class Collector:
         source: Source = worker if call.slice is None else call.slice
         if call.slice is not None:
             opened.epoch = call.slice[0]
-        opened.values.setdefault(name, {})[source] = (call.samples, value)
+        values = opened.values.setdefault(name, {})
+        opened.count, self._values = opened.count + (source not in values), self._values + (source not in values)
+        values[source] = (call.samples, value)
 
     def close(self, workers: Iterable[Place], now: float) -> list[StepValues]:
         """The steps that are closed now, in their order. ``workers``: where each present worker stands.
@@ -146,16 +189,21 @@ class Collector:
             passed = lowest is None or (opened.timeline, step) < lowest
             if passed or now - opened.since >= self._patience_s:
                 del self._open[step]
+                self._values -= opened.count
                 values = {name: _mean(given) for name, given in opened.values.items()}
                 closed.append(StepValues(step, opened.timeline, values, opened.epoch))
                 self._note(closed[-1])
         return closed
 
     def _note(self, step: StepValues) -> None:
-        self._closed.setdefault(step.place, set()).update(step.values)
+        names = self._closed.setdefault(step.place, set())
+        self._remembered += len(step.values.keys() - names)
+        names.update(step.values)
         self._newest = max(self._newest, step.place)
-        while len(self._closed) > _REMEMBERED:
-            self._closed.popitem(last=False)
+        while len(self._closed) > _REMEMBERED or (len(self._closed) > 1 and self._remembered > _NAMES_REMEMBERED):
+            place, names = self._closed.popitem(last=False)
+            self._remembered -= len(names)
+            self._forgotten = max(self._forgotten, place)
 
 
 def _mean(given: Mapping[Source, tuple[int, float]]) -> float:

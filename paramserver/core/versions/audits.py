@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-# So many slices wait at most for the report of their second worker.
-_OPEN = 4096
+# So many slices wait at most for the report of their second worker, and so many digests of them. So many pairs of
+# workers are kept that have brought different contributions.
+_OPEN, _DIGESTS, _PAIRS = 4096, 1 << 20, 10_000
 # By tensor; empty: the contribution has nothing for it.
 Digests = tuple[bytes, ...]
 
@@ -62,42 +63,49 @@ class Difference:
 
 @dataclass(slots=True)
 class Comparison:
-    """What all workers have told so far. ``compared``: slices that two workers have told of."""
+    """What all workers have told so far. ``compared``: slices that two workers have told of. ``differ``: differences."""
 
     compared: int = 0
-    differences: list[Difference] = field(default_factory=list)
-    # Pairs of workers, in the order of their names, whose contributions were equal.
-    equal: set[tuple[str, str]] = field(default_factory=set)
+    differ: int = 0
+    first: Difference | None = None
+    # Pairs of workers whose contributions were different at some time.
+    unlike: set[frozenset[str]] = field(default_factory=set)
+    _digests: int = 0
     _open: OrderedDict[tuple[int, int, int], list[Told]] = field(default_factory=OrderedDict)
 
     def hear(self, timeline: int, step: int, slice_: int, told: Told) -> Difference | None:
         """A worker tells of a slice; a difference from the worker that told first."""
         key = (timeline, step, slice_)
         if key not in self._open:
-            self._open[key] = [told]
-            if len(self._open) > _OPEN:
-                self._open.popitem(last=False)
+            self._keep(key, told)
             return None
         known = self._open[key]
         if any(one.worker == told.worker for one in known):  # a report that comes twice, or a slice computed again
             return None
         self.compared += len(known) == 1
-        known.append(told)
         first = known[0]
-        pair = sorted((first.worker, told.worker))
+        self._keep(key, told)
         if first.digests == told.digests:
-            self.equal.add((pair[0], pair[1]))
             return None
         both = zip(first.digests, told.digests, strict=False)
         tensor = next((index for index, (a, b) in enumerate(both) if a != b), 0)
         found = Difference(step, slice_, first.worker, told.worker, tensor)
-        self.differences.append(found)
+        self.differ, self.first = self.differ + 1, self.first or found
+        if len(self.unlike) < _PAIRS:
+            self.unlike.add(frozenset((found.one, found.other)))
         return found
+
+    def _keep(self, key: tuple[int, int, int], told: Told) -> None:
+        """Keep what was told until it is compared; the oldest slices go if that is too much."""
+        self._open.setdefault(key, []).append(told)
+        self._digests += 1 + len(told.digests)
+        while self._open and (len(self._open) > _OPEN or self._digests > _DIGESTS):
+            _, gone = self._open.popitem(last=False)
+            self._digests -= sum(1 + len(one.digests) for one in gone)
 
     def odd(self) -> str:
         """The worker that differs from two others or more, where no two others differ; empty: that cannot be told."""
-        pairs = [{one.one, one.other} for one in self.differences]
-        suspects = set.intersection(*pairs) if pairs else set()
-        if len(suspects) != 1 or len(set.union(*pairs)) < 3:
+        suspects = frozenset.intersection(*self.unlike) if self.unlike else frozenset()
+        if len(suspects) != 1 or len(frozenset().union(*self.unlike)) < 3:
             return ""
-        return suspects.pop()
+        return next(iter(suspects))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 # After a death, reports of before it may still come in for so long.
 _SETTLES_S = 2.0
+# So many deaths are kept at most, the newest ones.
+_DEATHS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Poison:
         self.careful, self._total, self._last_at = True, self._total + 1, now
         if place is None or done(place):
             return None
-        self._deaths.append((place, seat))
+        self._deaths = [*self._deaths[1 - _DEATHS :], (place, seat)]
         seats = [one for at, one in self._deaths if at.slice == place.slice]
         several = alone or None in seats or len(set(seats)) > 1
         return place if several and self._enough(place) and not self._computed(place) else None
