@@ -98,7 +98,8 @@ class ModelRegistry:
                 raise errors.ModelError(f"this worker's model differs: {difference}")
             self._compare_state(request.state_digest)
             await self.place()
-            self.registered.append(request.member)
+            if request.member not in self.registered:
+                self.registered.append(request.member)
             self._scripts = self._scripts or request.script
             if not self.initialiser and not self.ready and not self._job.recovery.under_way:
                 self._give_grant()
@@ -278,6 +279,7 @@ class ModelRegistry:
 
     def worker_gone(self, ident: int) -> None:
         """If this worker was uploading version 0, let another one upload it from the start."""
+        self.registered = [one for one in self.registered if one != ident]
         if ident == self.initialiser and not self.ready and not self._publishing:
             self.initialiser = 0
             if not self._job.recovery.under_way:

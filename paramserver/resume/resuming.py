@@ -17,6 +17,7 @@ from paramserver.coordinator.leadership.takeover import begun, unfinished
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.store.base import Store, TransientStoreError
 from paramserver.v1 import coordinator_pb2
+from paramserver.wire.bounds import MAX_MEMBERS
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -99,6 +100,8 @@ class Resuming:
                     "check the network, then start this coordinator again"
                 )
             await asyncio.sleep(_RETRY_S)
+        if len(self._others) > MAX_MEMBERS:
+            self._others.clear()
         self._others |= {knock.address for knock in holders} - found.ours
         self.forgets = any(knock.address in found.ours for knock in holders) and not begun(journal.found)
         return journal.found

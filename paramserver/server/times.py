@@ -17,6 +17,8 @@ _KEPT = 4096
 MOST = 8
 # Contributions on weights that lack so many updates, or more, are counted together.
 _STALEST = 32
+# Workers at the bound at a time.
+_WAITING = 4096
 # A shorter wait at the bound is none.
 _HELD_S = 0.001
 
@@ -116,6 +118,8 @@ class Times:
     def waits(self, worker: int, clock: int) -> None:
         """A worker at this clock waits at the bound; it asks again if no answer comes for a while."""
         if self._bound.get(worker, (clock + 1, 0.0))[0] != clock:
+            if worker not in self._bound and len(self._bound) >= _WAITING:
+                del self._bound[next(iter(self._bound))]
             self._bound[worker] = clock, time.monotonic()
 
     def goes_on(self, worker: int) -> None:

@@ -12,6 +12,8 @@ log = structlog.get_logger("paramserver.coordinator")
 
 # A checkpoint that has been written for longer is overdue.
 LATE_S = 30.0
+# Versions that are being written at a time.
+_BEGUN = 1000
 KEY = "checkpoint"
 
 
@@ -34,7 +36,8 @@ class Overdue:
 
     def begun(self, version: int) -> None:
         """Some server writes this version."""
-        self._begun.setdefault(version, time.monotonic())
+        if len(self._begun) < _BEGUN:
+            self._begun.setdefault(version, time.monotonic())
 
     def took(self, version: int) -> float:
         """For how many seconds this version has been written."""

@@ -114,6 +114,11 @@ class Keeping:
             if self._lacks(server) and (task is None or task.done()):
                 self._tasks[server.ident] = self._job.tasks.begin(self._catch_up(server))
 
+    def forget(self, ident: int) -> None:
+        """This server is no longer a member."""
+        self._told.pop(ident, None)
+        self._tasks.pop(ident, None)
+
     def behind(self) -> bool:
         """Whether some server lacks the newest record."""
         return any(self._lacks(server) for server in self._job.members.of(Role.SERVER))

@@ -374,6 +374,7 @@ class Sessions:
     async def _removed(self, member: Member, lost: bool, reason: str) -> None:
         if member.role is Role.SERVER:
             await self._job.servers.forget(member.ident)
+            self._job.keeping.forget(member.ident)
             self._job.draining.discard(member.ident)
             self._job.restarting.discard(member.ident)
             self._job.moving.discard(member.ident)

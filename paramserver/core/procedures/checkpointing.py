@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 CHANGED_S = 120.0
 # The same for one that the storage did not take: a place may be away for a moment just when the job ends.
 STORAGE_S = 5.0
+# Versions of a timeline of which it is known what has become of them.
+_VERSIONS = 10_000
 
 
 class Copy(enum.Enum):
@@ -268,7 +270,7 @@ class Checkpointing:
         for part in event.parts:
             if part.timeline != self.timeline:
                 continue
-            if self.settled(part.version):
+            if self.settled(part.version) or not self._has_room(part.version):
                 # Also if the copy is still being written: it may wait for a part that no process has any more.
                 late.append(part.version)
                 continue
@@ -281,6 +283,16 @@ class Checkpointing:
         for version in late:
             if self.gave_up(version):  # a server began its copy after the version was given up
                 yield Sweep(version)
+
+    def _has_room(self, version: int) -> bool:
+        """Whether a version can be kept. Of those that are done with, the earliest ones go, but not the later half."""
+        if version in self._states or len(self._states) < _VERSIONS:
+            return True
+        done = sorted(other for other in self._states if self.settled(other))[: -_VERSIONS // 2]
+        for other in done:
+            del self._states[other]
+            self._again.pop(other, None)
+        return bool(done)
 
     def _lost(self, event: Reported) -> Iterator[Command]:
         """A shard that is past a version and has no copy of it will never have one: a backup was promoted."""

@@ -25,6 +25,8 @@ from paramserver.core.versions.events import (
 )
 
 _AtAClock = AtClock | Joining
+# So many numbers of pulls that are gone are kept at most.
+_GONE = 1000
 _NO_MEMBER = "this worker is no longer a member: register again"
 
 
@@ -86,6 +88,8 @@ class Pulls:
         self._parked[pull.call] = pull
         self._fresh.append(pull.call)
         if not isinstance(pull.want, _AtAClock):
+            if len(self._for_version) > 2 * len(self._parked) + _GONE:
+                self._for_version = [call for call in self._for_version if call in self._parked]
             self._for_version.append(pull.call)
         self._enter(pull, gated)
         return []

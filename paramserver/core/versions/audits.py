@@ -63,7 +63,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Comparison:
-    """What all workers have told so far. ``compared``: slices that two workers have told of. ``differ``: differences."""
+    """What all workers have told so far. ``compared``: slices of which two workers told."""
 
     compared: int = 0
     differ: int = 0

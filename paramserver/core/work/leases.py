@@ -16,6 +16,8 @@ from paramserver.core.versions.ranges import RangeSet
 _SHARE = 2
 # A worker asks for so many slices at once, and asks again when it has so few left.
 LEASE_AHEAD, LEASE_LOW = 16, 4
+# So many slices one worker holds at most.
+MOST_HELD = 1 << 14
 
 
 class SliceLeases:
@@ -66,6 +68,7 @@ class SliceLeases:
         While paused, only slices of epochs before the newest one are given out, so that in the end a single epoch is
         begun but not finished; and slices of a worker that died, since shards may have counted them.
         """
+        want = min(want, MOST_HELD - len(self._held_by.get(worker, ())))
         if want < 1:
             return []
         if self.slices_per_epoch == 0:
@@ -129,6 +132,8 @@ class SliceLeases:
             self._let_go(name)
             self._returned.setdefault(name.epoch, RangeSet()).add(name.index)
         for name in said:
+            if len(self._held_by[worker]) >= MOST_HELD:
+                break
             if name.index in self._returned.get(name.epoch, ()):
                 self._hold(name, worker)
                 self._returned[name.epoch] = _without(self._returned[name.epoch], name.index)
@@ -171,7 +176,7 @@ class SliceLeases:
 
     def is_done(self, name: AsyncName) -> bool:
         """True if every shard has the slice."""
-        return name.epoch < self._oldest_open() or name.index in self._done[name.epoch]
+        return name.epoch < self._oldest_open() or name.index in self._done.get(name.epoch, ())
 
     def nothing_left(self, max_epoch: int) -> bool:
         """No slice of epochs up to ``max_epoch`` waits for a worker (some may still be in work)."""

@@ -25,6 +25,8 @@ from paramserver.core.work.speed import longest_patience_s
 Range = tuple[int, int]
 # A thief must be faster than the worker that has a slice by this factor, so that chance alone does not double work.
 _MARGIN = 1.25
+# Workers that ask in a step, and attempts that are noted. A worker beyond them waits, and asks again.
+_WORKERS, _ATTEMPTS = 4096, 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,14 @@ class _Step:
     asked: dict[int, float] = field(default_factory=dict)
     # Slices that were given to others than their owners.
     taken: set[int] = field(default_factory=set)
+    # How many attempts were noted.
+    noted: int = 0
+
+    def note(self, slice_: int, worker: int, attempt: _Attempt) -> None:
+        """A worker computes a slice, or has computed it."""
+        attempts = self.attempts.setdefault(slice_, {})
+        self.noted += worker not in attempts
+        attempts[worker] = attempt
 
 
 class Stealing:
@@ -112,6 +122,7 @@ class Stealing:
         self._owners = {place: known for place, known in self._owners.items() if known[0].worker in present}
         for slice_, attempts in list(self._open.attempts.items()):
             self._open.attempts[slice_] = {worker: attempt for worker, attempt in attempts.items() if worker in present}
+        self._open.noted = sum(map(len, self._open.attempts.values()))
 
     def taken(self, version: int) -> tuple[int, ...]:
         """Slices of the step that made ``version`` which were given to others than their owners."""
@@ -135,6 +146,8 @@ class Stealing:
         if ask.step != self._open.number:
             self._open, self._taken_before = _Step(ask.step, now), ()
         step, worker = self._open, ask.assignment.worker
+        if step.noted + len(ask.finished) > _ATTEMPTS or (worker not in step.asked and len(step.asked) >= _WORKERS):
+            return None
         self.given(ask.assignment, ask.step)
         step.asked[worker] = now
         work_s = ask.assignment.work_s or self._fastest(inf)
@@ -143,9 +156,9 @@ class Stealing:
         for slice_, attempts in step.attempts.items():
             # A worker computes one slice at a time: its earlier slice is finished, or the answer got lost.
             if slice_ not in ask.finished:
-                attempts.pop(worker, None)
+                step.noted -= attempts.pop(worker, None) is not None
         for slice_ in ask.finished:
-            step.attempts.setdefault(slice_, {})[worker] = _Attempt(now - work_s, work_s)
+            step.note(slice_, worker, _Attempt(now - work_s, work_s))
         open_ = [s for lo, hi in missing for s in range(lo, hi) if s not in ask.finished]
         ranges = assign(ask.of, ask.assignment.workers)
         own = ranges[ask.assignment.place] if ask.assignment.place >= 0 else (0, 0)
@@ -154,7 +167,7 @@ class Stealing:
         if chosen is None:
             chosen = self._others(worker, work_s, ranges, [s for s in open_ if s not in free], now)
         if chosen is not None:
-            step.attempts.setdefault(chosen, {})[worker] = _Attempt(now, work_s)
+            step.note(chosen, worker, _Attempt(now, work_s))
             if not own[0] <= chosen < own[1]:
                 step.taken.add(chosen)
         return chosen

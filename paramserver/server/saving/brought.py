@@ -29,6 +29,8 @@ class BroughtState:
         self._owned = frozenset(tensor for tensor, _ in self._pieces)
         self._seen: set[tuple[int, str, int]] = set()
         self._entries: dict[int, list[StateEntry]] = {}
+        # By tensor and key: elements of the pieces that have come of a state of a whole tensor.
+        self._taken: dict[tuple[int, str], int] = {}
 
     def take(self, ref: shard_pb2.StateRef, data: memoryview) -> None:
         """A piece has come. Raises ProtocolError unless it is of exactly one piece of a chunk of this shard."""
@@ -50,6 +52,12 @@ class BroughtState:
         if not self._trusted and not is_finite(values):
             tensor = self._tensors.layout.tensors[ref.tensor].name
             raise NonFiniteError(f"the optimizer state {ref.key} of {tensor!r} has a NaN or an infinite number")
+        if not ref.scalar and (rule := self._rule(ref.tensor)).whole:
+            # Pieces of a whole tensor's state may begin anywhere, and are no more than the state together.
+            size = rule.array_elements(ref.key, self._tensors.layout.tensors[ref.tensor].shape)
+            taken = self._taken[ref.tensor, ref.key] = self._taken.get((ref.tensor, ref.key), 0) + elements
+            if taken > size:
+                raise ProtocolError(f"the state {ref.key!r} of tensor {ref.tensor} has more than its {size} elements")
         self._seen.add(name)
         self._entries.setdefault(ref.tensor, []).append((ref.tensor, ref.key, ref.start, values, ref.scalar))
 

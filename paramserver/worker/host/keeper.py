@@ -50,6 +50,8 @@ log = structlog.get_logger("paramserver.worker")
 
 # After a worker could not be let in, for example for want of descriptors, none is for so long.
 _DEAF_S = 1.0
+# Other workers of the host that are let in.
+_READERS = 1024
 # The number of this worker among those whose contributions are added.
 _SELF = 0
 
@@ -180,7 +182,9 @@ class Keeper:
             self._loop.remove_reader(self._seat.socket.fileno())
             self._deaf = self._loop.call_later(_DEAF_S, self._listen)
             return
-        if connection is not None:
+        if connection is not None and len(self._readers) >= _READERS:
+            connection.close()
+        elif connection is not None:
             self._begin(self._let_in(connection))
 
     async def _let_in(self, connection: socket.socket) -> None:
