@@ -24,12 +24,14 @@ class Tasks:
         self._running: set[asyncio.Task[Any]] = set()
 
     def begin(self, work: Coroutine[Any, Any, T], awaited: bool = False) -> asyncio.Task[T]:
-        """Begin a task. ``awaited``: the caller waits for it and gets its error, so the log does not name the error."""
+        """Begin a task. ``awaited``: the caller waits for it and gets its error, so the log does not name the error.
+
+        The caller may be cancelled meanwhile. Then nobody hears of the error, and an error of ours is no traceback.
+        """
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        if not awaited:
-            unattended(task)
+        task.add_done_callback(_heard if awaited else _tell)
         return task
 
     async def close(self) -> None:
@@ -52,6 +54,12 @@ class Tasks:
 def unattended(task: asyncio.Task[Any]) -> None:
     """From now on nobody waits for ``task``. If it fails, one line of the log names it and says why."""
     task.add_done_callback(_tell)
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, ParamServerError):
+        _tell(task)
 
 
 def _tell(task: asyncio.Task[Any]) -> None:
