@@ -20,8 +20,8 @@ from paramserver.checkpoint.tensorfile import Entry, TensorFile
 from paramserver.core.layout.hypers import Hypers, Rule
 from paramserver.core.layout.plan import Kind, Layout, TensorSpec, master_dtype
 from paramserver.core.versions.advances import decode
+from paramserver.core.versions.counted import Counted, Runs
 from paramserver.core.versions.ledger import Row
-from paramserver.core.versions.ranges import RangeSet
 from paramserver.errors import CheckpointError, ParamServerError, ProtocolError
 from paramserver.tensors.hypers import groups_from_proto, optimizers_of
 from paramserver.v1 import types_pb2
@@ -37,7 +37,7 @@ class ShardFacts:
 
     ``applied``: contributions in the version; ``skipped``: steps with a NaN or infinite gradient; ``samples``: in all
     versions; ``advances``: see `core.versions.advances`; ``ever_used``: tensors that had a gradient, or changed, in
-    some version; ``counted``: by epoch, half-open ranges of asynchronous slices; ``rows``, ``folded_steps``: see
+    some version; ``counted``: asynchronous slices; ``rows``, ``folded_steps``: see
     core.ledger; ``names``: of workers, by member number.
     """
 
@@ -46,7 +46,7 @@ class ShardFacts:
     samples: int
     advances: str
     ever_used: frozenset[int]
-    counted: dict[int, tuple[tuple[int, int], ...]]
+    counted: Runs
     rows: list[Row]
     folded_steps: int
     names: dict[int, str]
@@ -227,14 +227,27 @@ def _told(file: TensorFile, name: str) -> dict[str, Any]:
         facts["advances"] = str(facts.get("advances", ""))
         decode(facts["advances"])
         facts["ever_used"] = frozenset(int(index) for index in facts.get("ever_used", ()))
-        facts["counted"] = {
-            int(epoch): tuple((int(lo), int(hi)) for lo, hi in ranges) for epoch, ranges in facts["counted"].items()
-        }
-        for ranges in facts["counted"].values():
-            RangeSet.from_ranges(ranges)
+        facts["counted"] = _runs_from_json(facts["counted"])
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError, ProtocolError) as error:
         raise CheckpointError(f"{name} does not say what its shard had counted") from error
     return facts
+
+
+def runs_to_json(counted: Runs) -> dict[str, list[list[int]]]:
+    """Slices as a file has them: ``"7"`` is epoch 7, ``"0-999"`` are the epochs 0 to 999."""
+    return {
+        f"{run.first}-{run.first + run.epochs - 1}" if run.epochs > 1 else str(run.first): [list(r) for r in run.ranges]
+        for run in counted
+    }
+
+
+def _runs_from_json(found: dict[str, list[list[int]]]) -> Runs:
+    """The slices that a file has. Raises ValueError, TypeError, AttributeError."""
+    runs = []
+    for name, ranges in found.items():
+        first, _, last = name.partition("-")
+        runs.append((int(first), int(last or first) - int(first) + 1, [(int(lo), int(hi)) for lo, hi in ranges]))
+    return Counted(sorted(runs)).runs()
 
 
 def _worker_names(file: TensorFile, name: str) -> dict[int, str]:

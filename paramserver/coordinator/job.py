@@ -43,6 +43,7 @@ from paramserver.coordinator.watching.stalls import Stalls
 from paramserver.coordinator.watching.stuck import Stuck
 from paramserver.coordinator.watching.tracing import Tracing
 from paramserver.coordinator.watching.watch import Watch
+from paramserver.coordinator.work.accounts import Accounting
 from paramserver.coordinator.work.agreeing import Agreeing
 from paramserver.coordinator.work.evaluating import Evaluating
 from paramserver.coordinator.work.leasing import Leasing
@@ -143,6 +144,7 @@ class Job:
         self.replication = Replication(self)
         self.resizing = Resizing(self)
         self.snapshots = Snapshots(self)
+        self.accounting = Accounting(self)
         self.watch = Watch(self)
         self.stalls = Stalls(self)
         self.reports = Reports(self, losses)

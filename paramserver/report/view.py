@@ -12,7 +12,7 @@ from typing import Any
 from paramserver.core.job.status import took_over
 from paramserver.report.data import Curve, Report
 from paramserver.report.text import count, moment, number, seconds, size, times
-from paramserver.web.models import Event
+from paramserver.web.models import Event, LedgerEpoch
 
 # Kinds of events that something out of the ordinary is behind; they are marked in the curves.
 NOTABLE = ("lost", "takeover", "went back", "taken over", "mode")
@@ -306,16 +306,26 @@ def _processes(status: dict[str, Any]) -> Table:
 
 def _ledger(report: Report) -> Table:
     rows = []
-    for epoch in report.ledger.epochs if report.ledger else []:
+    for name, epoch in _epochs(report):
         who = ", ".join(f"{name} {number(slices)}" for name, slices in sorted(epoch.workers.items()))
         counts = (epoch.samples, epoch.once, epoch.twice, epoch.never, epoch.skipped)
-        rows.append((number(epoch.epoch + 1), *map(number, counts), who))
+        rows.append((name, *map(number, counts), who))
     headings = ("epoch", "samples", "once", "twice", "never", "skipped", "slices by worker")
     return Table(headings, rows, frozenset(range(6)))
 
 
+def _epochs(report: Report) -> list[tuple[str, LedgerEpoch]]:
+    """The rows of the ledger: all epochs together, if not each has a row; then the epochs."""
+    ledger = report.ledger
+    if ledger is None:
+        return []
+    total = [("all", ledger.total)] if ledger.total and ledger.begun > len(ledger.epochs) else []
+    return total + [(number(epoch.epoch + 1), epoch) for epoch in ledger.epochs]
+
+
 def _counted(report: Report) -> str:
-    epochs = report.ledger.epochs if report.ledger else []
+    ledger = report.ledger
+    epochs = ([ledger.total] if ledger.total else ledger.epochs) if ledger else []
     twice, never = sum(epoch.twice for epoch in epochs), sum(epoch.never for epoch in epochs)
     if twice:
         return f"{count(twice, 'sample')} counted more than once: please report this."

@@ -174,10 +174,10 @@ def verify(place: Place, manifest: Manifest) -> None:
         contents.check(layout, model.optimizer)
 
 
-def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
+def ledger_of(where: str, request: coordinator_pb2.AccountsRequest) -> coordinator_pb2.AccountsResponse:
     """The accounts of the ledger in a checkpoint. Raises ConfigError, CheckpointError."""
-    from paramserver.coordinator.work.accounts import steps, to_proto, without_samples
-    from paramserver.core.versions.ledger import ShardLedger, accounts
+    from paramserver.coordinator.work.accounts import page
+    from paramserver.core.versions.ledger import Accounts, ShardLedger
 
     saved = find_checkpoint(where)
     position = position_of(saved)
@@ -189,10 +189,8 @@ def ledger_of(where: str, slices: bool) -> coordinator_pb2.AccountsResponse:
         facts = contents.facts()
     origin = schedule_from_proto(position.view, data)
     ledger = ShardLedger(facts.rows, facts.folded_steps, facts.counted)
-    made = accounts([ledger], data, steps(origin, data, position.view.slices_per_step))
-    response.epochs.extend(to_proto(one, facts.names, slices) for one in made)
-    without_samples(response, [(ref.epoch, ref.index) for ref in position.poisoned], data)
-    return response
+    made = Accounts([ledger], data, origin, [(ref.epoch, ref.index) for ref in position.poisoned])
+    return page(made, response, facts.names, request)
 
 
 def _check_newest(where: str, saved: Manifest) -> None:

@@ -806,10 +806,12 @@ class DrainResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AccountsRequest(_message.Message):
-    __slots__ = ("slices",)
+    __slots__ = ("slices", "epoch")
     SLICES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     slices: bool
-    def __init__(self, slices: bool = ...) -> None: ...
+    epoch: int
+    def __init__(self, slices: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class EpochAccount(_message.Message):
     __slots__ = ("skipped", "epoch", "samples", "once", "twice", "never", "workers", "slices")
@@ -839,22 +841,28 @@ class EpochAccount(_message.Message):
     def __init__(self, skipped: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[int] = ..., once: _Optional[int] = ..., twice: _Optional[int] = ..., never: _Optional[int] = ..., workers: _Optional[_Mapping[str, int]] = ..., slices: _Optional[_Iterable[_Union[SliceAccount, _Mapping]]] = ...) -> None: ...
 
 class SliceAccount(_message.Message):
-    __slots__ = ("index", "workers")
+    __slots__ = ("index", "workers", "slices")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     index: int
     workers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, index: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ...) -> None: ...
+    slices: int
+    def __init__(self, index: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ..., slices: _Optional[int] = ...) -> None: ...
 
 class AccountsResponse(_message.Message):
-    __slots__ = ("epochs", "version", "timeline")
+    __slots__ = ("epochs", "total", "begun", "version", "timeline")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochAccount]
+    total: EpochAccount
+    begun: int
     version: int
     timeline: int
-    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochAccount, _Mapping]]] = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ...) -> None: ...
+    def __init__(self, epochs: _Optional[_Iterable[_Union[EpochAccount, _Mapping]]] = ..., total: _Optional[_Union[EpochAccount, _Mapping]] = ..., begun: _Optional[int] = ..., version: _Optional[int] = ..., timeline: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("member", "timeline")

@@ -928,12 +928,14 @@ class CountedRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ...) -> None: ...
 
 class EpochSlices(_message.Message):
-    __slots__ = ("epoch", "slices")
+    __slots__ = ("epoch", "slices", "epochs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     slices: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
-    def __init__(self, epoch: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ...) -> None: ...
+    epochs: int
+    def __init__(self, epoch: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., epochs: _Optional[int] = ...) -> None: ...
 
 class CountedResponse(_message.Message):
     __slots__ = ("epochs",)

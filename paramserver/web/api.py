@@ -93,8 +93,12 @@ class Api:
 
     async def ledger(self, request: Request) -> Response:
         """How often samples have counted."""
-        slices = request.query_params.get("slices", "") in ("1", "true")
-        return _json(ledger_of(await self._coordinator.ledger(coordinator_pb2.AccountsRequest(slices=slices))))
+        asked = coordinator_pb2.AccountsRequest(slices=request.query_params.get("slices", "") in ("1", "true"))
+        if epoch := request.query_params.get("epoch", ""):
+            if not (epoch.isascii() and epoch.isdigit() and len(epoch) < 19):
+                raise errors.UserError("epoch is a number, from 0")
+            asked.epoch = int(epoch)
+        return _json(ledger_of(await self._coordinator.ledger(asked)))
 
     async def settings(self, request: Request) -> Response:
         """The settings in force."""

@@ -163,13 +163,22 @@ def events_of(response: coordinator_pb2.StatusResponse) -> list[Event]:
 
 
 def ledger_of(found: coordinator_pb2.AccountsResponse) -> Ledger:
-    """The accounts of all epochs."""
-    epochs = [
-        LedgerEpoch(
+    """The accounts of epochs."""
+
+    def epoch_of(epoch: coordinator_pb2.EpochAccount) -> LedgerEpoch:
+        return LedgerEpoch(
             **{name: getattr(epoch, name) for name in ("epoch", "samples", "once", "twice", "never", "skipped")},
             workers=dict(epoch.workers),
-            slices={str(one.index): list(one.workers) for one in epoch.slices},
+            slices={
+                f"{one.index}-{one.index + one.slices - 1}" if one.slices > 1 else str(one.index): list(one.workers)
+                for one in epoch.slices
+            },
         )
-        for epoch in found.epochs
-    ]
-    return Ledger(version=found.version, timeline=found.timeline, epochs=epochs)
+
+    return Ledger(
+        version=found.version,
+        timeline=found.timeline,
+        begun=found.begun,
+        total=epoch_of(found.total),
+        epochs=[epoch_of(epoch) for epoch in found.epochs],
+    )

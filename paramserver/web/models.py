@@ -225,7 +225,9 @@ class LedgerEpoch(Model):
     never: int
     skipped: int = Field(description="Samples of slices that kill the workers that compute them.")
     workers: dict[str, int] = Field(description="Slices by worker.")
-    slices: dict[str, list[str]] = Field(description="The workers of each slice, where that was asked for.")
+    slices: dict[str, list[str]] = Field(
+        description='The workers of each slice, where that was asked for. "3-7": slices 3 to 7 have the same workers.'
+    )
 
 
 class Ledger(Model):
@@ -233,7 +235,13 @@ class Ledger(Model):
 
     version: int
     timeline: int
-    epochs: list[LedgerEpoch]
+    begun: int = Field(default=0, description="Epochs of which something has counted.")
+    total: LedgerEpoch | None = Field(
+        default=None, description="All these epochs together; `epoch` is the newest of them."
+    )
+    epochs: list[LedgerEpoch] = Field(
+        description="At most 500: those from `epoch` on, or the newest, and those with samples that did not count once."
+    )
 
 
 class Setting(Model):

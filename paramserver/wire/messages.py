@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from math import prod
 
 from paramserver.core.layout.plan import (
@@ -17,6 +17,7 @@ from paramserver.core.layout.plan import (
     model_bytes,
 )
 from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.counted import Counted, Runs
 from paramserver.core.versions.events import (
     AtClock,
     AtLeast,
@@ -26,7 +27,6 @@ from paramserver.core.versions.events import (
     Want,
 )
 from paramserver.core.versions.names import AsyncName, Name, SyncName
-from paramserver.core.versions.ranges import RangeSet
 from paramserver.core.work.slices import DataSpec, SyncSchedule
 from paramserver.core.work.stealing import Assignment
 from paramserver.errors import DataError, ModelError, ProtocolError
@@ -312,18 +312,20 @@ def chunk_ref(
     )
 
 
-def slices_to_proto(counted: Mapping[int, RangeSet]) -> list[shard_pb2.EpochSlices]:
+def slices_to_proto(counted: Runs) -> list[shard_pb2.EpochSlices]:
     """Slices by epoch, as messages."""
     return [
-        shard_pb2.EpochSlices(epoch=epoch, slices=[types_pb2.Range(start=lo, stop=hi) for lo, hi in done.ranges()])
-        for epoch, done in sorted(counted.items())
+        shard_pb2.EpochSlices(
+            epoch=run.first, epochs=run.epochs, slices=[types_pb2.Range(start=lo, stop=hi) for lo, hi in run.ranges]
+        )
+        for run in counted
     ]
 
 
-def slices_from_proto(epochs: Iterable[shard_pb2.EpochSlices]) -> dict[int, RangeSet]:
-    """Slices by epoch; raises ProtocolError for ranges that are none."""
+def slices_from_proto(epochs: Iterable[shard_pb2.EpochSlices]) -> Runs:
+    """Slices by epoch; raises ProtocolError for ranges that are none, and for epochs that are not sorted."""
     try:
-        return {one.epoch: RangeSet.from_ranges((part.start, part.stop) for part in one.slices) for one in epochs}
+        return Counted((e.epoch, e.epochs or 1, [(part.start, part.stop) for part in e.slices]) for e in epochs).runs()
     except ValueError as error:
         raise ProtocolError(str(error)) from error
 

@@ -9,7 +9,8 @@ import pytest
 
 from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency, Mode
-from paramserver.core.versions.cuts import MOST_MISSING, Marks, lacking, united
+from paramserver.core.versions.counted import Run, Runs, of_one, united
+from paramserver.core.versions.cuts import MOST_MISSING, Marks, lacking
 from paramserver.core.versions.events import (
     Activated,
     AnswerPull,
@@ -70,8 +71,8 @@ class Shard:
     def makes(self) -> bool:
         return self.making is not None
 
-    def counted(self) -> dict[int, RangeSet]:
-        return {epoch: RangeSet.from_ranges(ranges) for epoch, ranges in self.state.counted().items()}
+    def counted(self) -> Runs:
+        return self.state.counted()
 
     def can_be_read(self, version: int) -> bool:
         self.happen(PullAsked(next(self._numbers), 0, Exactly(version), 0))
@@ -90,7 +91,7 @@ def test_any_interleaving_gives_one_cut(seed: int) -> None:
     # By shard, what has not arrived there yet; the head arrives next.
     coming = [numbers.sample(work, len(work)) for _ in shards]
     waiting = set(range(len(shards)))
-    counted: dict[int, dict[int, RangeSet]] = {}
+    counted: dict[int, Runs] = {}
     aimed: set[int] = set()
     begin = {index: numbers.randrange(60) for index in waiting}
     for now in range(10_000):
@@ -211,11 +212,12 @@ def test_minus(one: Iterable[tuple[int, int]], other: Iterable[tuple[int, int]],
 
 
 def test_what_a_shard_lacks() -> None:
-    target = {0: ranges((0, 4)), 1: ranges((0, 1))}
-    assert lacking(target, {0: ranges((0, 4))}) == frozenset({AsyncName(1, 0)})
-    assert lacking(target, {0: ranges((1, 3)), 1: ranges((0, 1))}) == frozenset(names(0, 3))
-    assert lacking(target, {0: ranges((0, 5))}) is None, "it has more than that"
-    assert lacking(target, {2: ranges((0, 1))}) is None
+    target = united([of_one(0, [(0, 4)]), of_one(1, [(0, 1)])])
+    assert lacking(target, of_one(0, [(0, 4)])) == frozenset({AsyncName(1, 0)})
+    assert lacking(target, united([of_one(0, [(1, 3)]), of_one(1, [(0, 1)])])) == frozenset(names(0, 3))
+    assert lacking(target, of_one(0, [(0, 5)])) is None, "it has more than that"
+    assert lacking(target, of_one(2, [(0, 1)])) is None
     # Names are never counted out of numbers that somebody made up.
-    assert lacking({0: ranges((0, MOST_MISSING + 1))}, {}) is None
-    assert lacking({0: ranges((0, 10**18))}, {}) is None
+    assert lacking(of_one(0, [(0, MOST_MISSING + 1)]), ()) is None
+    assert lacking(of_one(0, [(0, 10**18)]), ()) is None
+    assert lacking((Run(0, 10**18, ((0, 1),)),), ()) is None

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 
 import pytest
 
+from paramserver.core.versions.counted import Counted, Run
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.versions.ranges import RangeSet, common, complement
 from paramserver.core.work.leases import SliceLeases
 from tests.support.schedules.leases import all_of, done_in, names
 
+
+def restored(per_epoch: int, epoch: int, done: Mapping[int, Iterable[tuple[int, int]]]) -> SliceLeases:
+    return SliceLeases.restored(per_epoch, epoch, Counted((e, 1, ranges) for e, ranges in sorted(done.items())).runs())
+
+
 # ---- restored
 
 
 def test_what_is_done_is_not_handed_out_and_all_else_is() -> None:
-    leases = SliceLeases.restored(5, 1, {1: [(0, 2), (4, 5)], 2: [(3, 4)]})
+    leases = restored(5, 1, {1: [(0, 2), (4, 5)], 2: [(3, 4)]})
     assert leases.position() == (1, ((2, 4),))
     assert (done_in(leases, 0), done_in(leases, 1), done_in(leases, 2)) == (5, 3, 1)
     assert all_of(leases, 1, 2) == names(1, 2, 3) + names(2, 0, 1, 2, 4)
@@ -26,31 +33,37 @@ def test_what_is_done_is_not_handed_out_and_all_else_is() -> None:
 
 
 def test_epochs_between_that_nobody_has_counted_are_there() -> None:
-    leases = SliceLeases.restored(2, 0, {2: [(0, 1)]})
+    leases = restored(2, 0, {2: [(0, 1)]})
     assert all_of(leases, 1, 2) == names(0, 0, 1) + names(1, 0, 1) + names(2, 1)
 
 
 def test_epochs_before_the_first_are_forgotten() -> None:
-    leases = SliceLeases.restored(2, 3, {0: [(0, 1)], 3: [(1, 2)]})
+    leases = restored(2, 3, {0: [(0, 1)], 3: [(1, 2)]})
     assert leases.position() == (3, ((0, 1),))
     assert all_of(leases, 1, 3) == names(3, 0)
 
 
+def test_finished_epochs_cost_nothing_however_many_there_are() -> None:
+    leases = SliceLeases.restored(2, 5, (Run(3, 10**15, ((0, 2),)), Run(3 + 10**15, 1, ((1, 2),))))
+    assert leases.position() == (3 + 10**15, ((0, 1),))
+    assert all_of(leases, 1, 3 + 10**15) == names(3 + 10**15, 0)
+
+
 def test_nothing_counted_yet() -> None:
-    leases = SliceLeases.restored(3, 0, {})
+    leases = restored(3, 0, {})
     assert all_of(leases, 1, 0) == names(0, 0, 1, 2)
 
 
 def test_without_a_data_set_only_new_names_are_handed_out() -> None:
     """What was out and never came cannot be done by anybody else."""
-    leases = SliceLeases.restored(0, 0, {0: [(0, 3), (5, 6)]})
+    leases = restored(0, 0, {0: [(0, 3), (5, 6)]})
     assert leases.lease(1, 0, 3, 1) == names(0, 6, 7, 8)
     assert done_in(leases, 0) == 4
 
 
 def test_a_drain_waits_for_slices_that_came_back_only() -> None:
     """Nobody holds anything, and all that is not done may be counted on some shard: paused, it still goes out."""
-    leases = SliceLeases.restored(4, 0, {0: [(0, 2)]})
+    leases = restored(4, 0, {0: [(0, 2)]})
     leases.paused = True
     assert not leases.drained()
     assert all_of(leases, 1, 0) == names(0, 2, 3)
@@ -62,7 +75,7 @@ def test_a_drain_waits_for_slices_that_came_back_only() -> None:
 
 
 def test_a_worker_keeps_what_another_coordinator_leased_to_it() -> None:
-    leases = SliceLeases.restored(6, 0, {0: [(0, 1)]})
+    leases = restored(6, 0, {0: [(0, 1)]})
     assert not leases.reconcile(7, names(0, 1, 2))
     assert leases.holders(0) == {7: 2}
     assert all_of(leases, 8, 0) == names(0, 3, 4, 5)
@@ -124,7 +137,7 @@ def test_every_slice_is_done_once_although_coordinators_die_and_answers_get_lost
             for shard in counted
         ]
         done = {e: common([shard[e] for shard in sets]).ranges() for e in range(epochs)}
-        return SliceLeases.restored(per_epoch, 0, done)
+        return restored(per_epoch, 0, done)
 
     def ask(worker: int, want: int) -> None:
         leases.reconcile(worker, holds[worker])

@@ -15,7 +15,7 @@ from typing import Protocol
 from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.core.versions.consistency import Mode
-from paramserver.core.versions.cuts import united
+from paramserver.core.versions.counted import united
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from paramserver.wire.messages import slices_from_proto, slices_to_proto
 

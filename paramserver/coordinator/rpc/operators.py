@@ -11,7 +11,6 @@ from paramserver import errors
 from paramserver.checkpoint.manifest import checkpoint_name
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.rpc.status import status_page
-from paramserver.coordinator.work.accounts import account
 from paramserver.core.job.life import Ends, Phase
 from paramserver.core.job.membership import Member, Role
 from paramserver.membership.joining import versions
@@ -98,7 +97,7 @@ class Operators:
 
     async def ledger(self, request: coordinator_pb2.AccountsRequest) -> coordinator_pb2.AccountsResponse:
         """Per epoch: how often samples have counted, and which worker computed which slices."""
-        return await account(self._job, request.slices)
+        return await self._job.accounting.of(request)
 
     async def scale(self, request: coordinator_pb2.ScaleRequest) -> coordinator_pb2.ScaleResponse:
         """Have another number of workers, or of servers; return when there are so many."""

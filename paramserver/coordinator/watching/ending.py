@@ -22,7 +22,7 @@ from paramserver.coordinator.promises import Promises
 from paramserver.coordinator.watching.main import Main
 from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.watching.records import Records
-from paramserver.coordinator.work.accounts import account
+from paramserver.coordinator.work.accounts import Accounting
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.coordinator.work.shards import stand_even
 from paramserver.core.job.life import Phase
@@ -38,6 +38,8 @@ _LOOK_S = 0.02
 _EVEN_S = 10.0
 # Lines of the end that are kept, and characters of each.
 _LINES, _CHARACTERS = 50, 2000
+# Epochs that are named one by one whose samples have not counted once.
+_EPOCHS = 10
 # The numbers of so many departed workers are kept one by one.
 _KEPT = 256
 
@@ -45,6 +47,7 @@ _KEPT = 256
 class _Job(ports.Stage, ports.Commands, ports.Ends, Protocol):
     promises: Promises
     schedule: Schedule
+    accounting: Accounting
     poison: PoisonWatch
     registry: ModelRegistry
     checkpoints: Checkpoints
@@ -253,12 +256,13 @@ class Ending:
         """With a data set: sentences about samples that counted twice, or not at all though the job is through."""
         job = self._job
         found = []
-        for epoch in (await account(job, slices=False)).epochs:
+        for epoch in (await job.accounting.of(coordinator_pb2.AccountsRequest())).epochs:
             if epoch.twice:
                 found.append(f"{epoch.twice} samples of epoch {epoch.epoch} have counted more than once.")
             if epoch.never and self.finished and epoch.epoch < self.epochs_planned:
                 found.append(f"{epoch.never} samples of epoch {epoch.epoch} have not counted.")
-        return found
+        more = [f"See `paramserver ledger` for {len(found) - _EPOCHS} more epochs."] if len(found) > _EPOCHS else []
+        return found[:_EPOCHS] + more
 
     def _tallies(self) -> list[Tally]:
         return [

@@ -2,81 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.model import ModelRegistry
+from paramserver.coordinator.tasks import Tasks
 from paramserver.coordinator.watching.poison import PoisonWatch
 from paramserver.coordinator.work.schedule import Schedule
-from paramserver.core.versions.ledger import Account, ShardLedger, accounts
-from paramserver.core.work.slices import DataSpec, Step, SyncSchedule, schedule_of, slice_samples
+from paramserver.core.versions.ledger import Account, Accounts, ShardLedger
 from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.wire.messages import slices_from_proto
 
 UNKNOWN = "no longer known"
+# Stretches of slices in one answer. Of epochs that have more in all, the answer has the newest ones.
+MOST_SLICES = 20_000
 
 
 class _Job(ports.Commands, Protocol):
     registry: ModelRegistry
     poison: PoisonWatch
     schedule: Schedule
+    tasks: Tasks
 
 
-async def account(job: _Job, slices: bool) -> coordinator_pb2.AccountsResponse:
-    """Ask all shards now. Raises UnavailableError while the job has no model or data set."""
-    data = job.schedule.data
-    if data is None or not data.slice_size or not job.registry.ready:
-        raise errors.UnavailableError("nothing has been counted yet: the job has no data set or is not running")
-    request = shard_pb2.LedgerRequest(job=job.options.job)
-    replies = await job.shards.ask("Shard.Ledger", request, shard_pb2.LedgerResponse)
-    names = {ident: name for reply in replies for ident, name in reply.names.items()}
-    step_of = steps(job.schedule.origin, data, job.options.step_slices)
-    made = accounts([_ledger(reply) for reply in replies], data, step_of)
-    response = coordinator_pb2.AccountsResponse(
-        version=min((reply.version for reply in replies), default=0), timeline=job.timeline
-    )
-    response.epochs.extend(to_proto(one, names, slices) for one in made)
-    without_samples(response, job.poison.slices, data)
-    return response
+class Accounting:
+    """Asks the shards of one job what they have counted.
 
+    Who asks at about the same time gets the same answer. It is computed in a thread, so that the coordinator answers
+    everybody else meanwhile.
+    """
 
-def without_samples(
-    found: coordinator_pb2.AccountsResponse, poisoned: Iterable[tuple[int, int]], data: DataSpec
-) -> None:
-    """Move the samples of slices that counted without them from ``once`` to ``skipped``."""
-    epochs = {epoch.epoch: epoch for epoch in found.epochs}
-    for number, index in poisoned:
-        epoch, samples = epochs.get(number), slice_samples(data, index)
-        if epoch is not None and epoch.once >= samples:
-            epoch.once -= samples
-            epoch.skipped += samples
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._coming: asyncio.Task[tuple[Accounts, coordinator_pb2.AccountsResponse, dict[int, str]]] | None = None
+        self._turn = asyncio.Lock()
 
+    async def of(self, request: coordinator_pb2.AccountsRequest) -> coordinator_pb2.AccountsResponse:
+        """What all shards have counted now. Raises UnavailableError while the job has no model or data set."""
+        if self._coming is None or self._coming.done():
+            self._coming = self._job.tasks.begin(self._next(), awaited=True)
+        found, head, names = await asyncio.shield(self._coming)
+        return await asyncio.to_thread(page, found, head, names, request)
 
-def steps(origin: SyncSchedule, data: DataSpec, slices_per_step: int) -> Callable[[int], Step | None]:
-    """A function from the number of a synchronous step to its slices, also for steps before the present schedule."""
-    first = schedule_of(data, slices_per_step)
-    return lambda number: origin.step(number) if number >= origin.base_version else first.step(number)
+    async def _next(self) -> tuple[Accounts, coordinator_pb2.AccountsResponse, dict[int, str]]:
+        job = self._job
+        async with self._turn:
+            self._coming = None  # who asks from now on gets a later answer
+            data, origin = job.schedule.data, job.schedule.origin
+            if data is None or not data.slice_size or not job.registry.ready:
+                raise errors.UnavailableError("nothing has been counted yet: the job has no data set or is not running")
+            request = shard_pb2.LedgerRequest(job=job.options.job)
+            replies = await job.shards.ask("Shard.Ledger", request, shard_pb2.LedgerResponse)
+            head = coordinator_pb2.AccountsResponse(
+                version=min((reply.version for reply in replies), default=0), timeline=job.timeline
+            )
+            names = {ident: name for reply in replies for ident, name in reply.names.items()}
+            poisoned = list(job.poison.slices)
+            read = lambda: Accounts([_ledger(reply) for reply in replies], data, origin, poisoned)  # noqa: E731
+            return await asyncio.to_thread(read), head, names
 
 
 def _ledger(reply: shard_pb2.LedgerResponse) -> ShardLedger:
     rows = list(zip(reply.first, reply.lo, reply.hi, reply.of, reply.worker, strict=True))
-    counted = {e.epoch: [(part.start, part.stop) for part in e.slices] for e in reply.counted}
-    return ShardLedger(rows, reply.folded_steps, counted)
+    return ShardLedger(rows, reply.folded_steps, slices_from_proto(reply.counted))
 
 
-def to_proto(one: Account, names: Mapping[int, str], slices: bool) -> coordinator_pb2.EpochAccount:
+def page(
+    found: Accounts,
+    head: coordinator_pb2.AccountsResponse,
+    names: Mapping[int, str],
+    request: coordinator_pb2.AccountsRequest,
+) -> coordinator_pb2.AccountsResponse:
+    """The epochs that ``request`` asks for, as a message with the facts of ``head``. ``names``: by member number."""
+    shown = found.page(request.epoch if request.HasField("epoch") else None)
+    if request.slices:
+        shown = _short(shown, request.HasField("epoch"))
+    response = coordinator_pb2.AccountsResponse(begun=found.begun, total=_to_proto(found.total, names, slices=False))
+    response.MergeFrom(head)
+    response.epochs.extend(_to_proto(one, names, request.slices) for one in shown)
+    return response
+
+
+def _short(shown: Sequence[Account], oldest: bool) -> list[Account]:
+    """The ``oldest`` of these epochs, or the newest, as many as fit into one answer with all their slices."""
+    kept: list[Account] = []
+    stretches = 0
+    for one in shown if oldest else reversed(shown):
+        stretches += len(one.slices)
+        if kept and stretches > MOST_SLICES:
+            break
+        kept.append(one)
+    return kept if oldest else kept[::-1]
+
+
+def _to_proto(one: Account, names: Mapping[int, str], slices: bool) -> coordinator_pb2.EpochAccount:
     """The account of an epoch as a message. ``names``: names of the workers, by member number."""
 
     def name(ident: int) -> str:
         return names.get(ident, f"worker {ident}") if ident else UNKNOWN
 
     message = coordinator_pb2.EpochAccount(
-        epoch=one.epoch, samples=one.samples, once=one.once, twice=one.twice, never=one.never
+        epoch=one.epoch,
+        samples=one.samples,
+        once=one.once,
+        twice=one.twice,
+        never=one.never,
+        skipped=one.skipped,
     )
     for ident, count in one.workers.items():
         message.workers[name(ident)] += count
     if slices:
-        for index, who in sorted(one.slices.items()):
-            message.slices.append(coordinator_pb2.SliceAccount(index=index, workers=[name(ident) for ident in who]))
+        for lo, hi, who in one.slices:
+            message.slices.add(index=lo, slices=hi - lo, workers=[name(ident) for ident in who])
     return message

@@ -13,9 +13,10 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.work.schedule import Schedule
 from paramserver.core.job.life import Phase
 from paramserver.core.versions.consistency import Mode
-from paramserver.core.versions.ranges import RangeSet, common
+from paramserver.core.versions.counted import in_all, of_one, united
 from paramserver.core.work.leases import SliceLeases
 from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import slices_from_proto
 
 _EVEN_S = 10.0
 _LOOK_S = 0.02
@@ -67,14 +68,9 @@ async def lease_table(job: _Job) -> SliceLeases | None:
     """
     if job.consistency.mode is Mode.SYNC or job.schedule.data is None:
         return None
-    shards = [
-        {e.epoch: RangeSet.from_ranges((part.start, part.stop) for part in e.slices) for e in reply.epochs}
-        for reply in await _counted(job)
-    ]
-    done = {e: common([shard.get(e, RangeSet()) for shard in shards]).ranges() for shard in shards for e in shard}
+    done = in_all([slices_from_proto(reply.epochs) for reply in await _counted(job)])
     epoch, before = job.schedule.done_synchronously()
-    done[epoch] = (*done.get(epoch, ()), *before)
-    return SliceLeases.restored(job.schedule.slices_per_epoch, epoch, done)
+    return SliceLeases.restored(job.schedule.slices_per_epoch, epoch, united([done, of_one(epoch, before)]))
 
 
 async def _counted(job: ports.Commands) -> list[shard_pb2.CountedResponse]:

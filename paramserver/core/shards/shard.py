@@ -15,6 +15,7 @@ from paramserver.core.shards.published import KEPT_VERSIONS, Published
 from paramserver.core.shards.pulls import Pulls
 from paramserver.core.shards.pushes import Pushes
 from paramserver.core.versions.consistency import Batch, Consistency, History, Missing, Mode, Offer, Policies, Verdict
+from paramserver.core.versions.counted import Counted, Runs
 from paramserver.core.versions.cuts import Cut, Marks
 from paramserver.core.versions.events import (
     Activated,
@@ -47,7 +48,6 @@ from paramserver.core.versions.events import (
     WentIdle,
 )
 from paramserver.core.versions.ledger import Ledger, Row
-from paramserver.core.versions.ranges import RangeSet
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class ShardState:
 
     def restore(
         self,
-        counted: Mapping[int, Iterable[tuple[int, int]]],
+        counted: Runs,
         applied: int,
         rows: Iterable[Row] = (),
         folded_steps: int = 0,
@@ -100,7 +100,7 @@ class ShardState:
         """Begin with the contributions that were counted up to the version that is activated next."""
         self.ledger.restore(rows, folded_steps)
         assert not self.active, "a shard is restored before it is active"
-        self._history.slices_done.update({e: RangeSet.from_ranges(ranges) for e, ranges in counted.items()})
+        self._history.slices_done = Counted(counted)
         self.counters.applied = self.counters.applied_before = applied
 
     def begin_beside(
@@ -128,9 +128,9 @@ class ShardState:
         """A backup: the version that the next message of the primary has to be about."""
         return self.version + len(self._forwarded)
 
-    def counted(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """Asynchronous slices in published versions: by epoch, half-open ranges."""
-        return {epoch: done.ranges() for epoch, done in self._history.slices_done.items()}
+    def counted(self) -> Runs:
+        """Asynchronous slices in published versions."""
+        return self._history.slices_done.runs()
 
     def missing(self) -> Missing | None:
         """The slices that the next version lacks; None if it needs no particular ones."""

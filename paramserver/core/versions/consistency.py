@@ -11,13 +11,12 @@ A shard asks its policies, and asks which mode it is only where the mode changes
 from __future__ import annotations
 
 import enum
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from paramserver.core.versions.counted import Counted
 from paramserver.core.versions.names import AsyncName, Name, SyncName
-from paramserver.core.versions.ranges import RangeSet
 from paramserver.core.versions.reduction import Reducer, is_node
 
 
@@ -159,15 +158,14 @@ class History:
     version: int = 0
     # Synchronous steps below this number are published.
     steps_done: int = 0
-    # Asynchronous slices that are in a published version, by epoch.
-    slices_done: defaultdict[int, RangeSet] = field(default_factory=lambda: defaultdict(RangeSet))
+    # Asynchronous slices that are in a published version.
+    slices_done: Counted = field(default_factory=Counted)
 
     def has(self, name: Name) -> bool:
         """True if the work of this name has been counted in a published version."""
         if isinstance(name, SyncName):
             return name.step < self.steps_done
-        done = self.slices_done.get(name.epoch)
-        return done is not None and name.index in done
+        return self.slices_done.has(name.epoch, name.index)
 
 
 class PerStep:
@@ -280,7 +278,7 @@ class PerContribution:
         """The contributions are applied, and from now on duplicates."""
         for name in names:
             if isinstance(name, AsyncName):
-                self._history.slices_done[name.epoch].add(name.index)
+                self._history.slices_done.add(name.epoch, name.index)
 
     def missing(self) -> Missing | None:
         """Nothing: every request is served."""

@@ -9,14 +9,13 @@ Workers compute meanwhile. Only contributions that arrive in this moment wait, f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from paramserver.core.versions.counted import Runs, segments
 from paramserver.core.versions.names import AsyncName, Name
 from paramserver.core.versions.ranges import RangeSet, minus
 
-# By epoch, the slices that are counted.
-Counted = Mapping[int, RangeSet]
 # More than this can hardly be under way; a shard that lacks so many has to catch up first.
 MOST_MISSING = 10_000
 _MARK_BYTES = 16
@@ -88,22 +87,21 @@ class Marks:
         self._newest = self._by_version[version] = int.from_bytes(mark)
 
 
-def united(shards: Sequence[Counted]) -> dict[int, RangeSet]:
-    """The slices that at least one of the shards has counted, by epoch."""
-    epochs = sorted({epoch for shard in shards for epoch in shard})
-    return {
-        epoch: RangeSet.from_ranges(part for shard in shards if epoch in shard for part in shard[epoch].ranges())
-        for epoch in epochs
-    }
-
-
-def lacking(target: Counted, counted: Counted) -> frozenset[AsyncName] | None:
+def lacking(target: Runs, counted: Runs) -> frozenset[AsyncName] | None:
     """The slices of ``target`` that ``counted`` lacks. None if ``counted`` has others, or lacks too many."""
-    if any(minus(done, target.get(epoch, RangeSet())) for epoch, done in counted.items()):
-        return None
-    gaps = {epoch: minus(wanted, counted.get(epoch, RangeSet())) for epoch, wanted in target.items()}
-    if sum(len(gap) for gap in gaps.values()) > MOST_MISSING:
-        return None
+    gaps: list[tuple[int, int, RangeSet]] = []
+    missing = 0
+    for first, epochs, (wanted, done) in segments([target, counted]):
+        if minus(done, wanted):
+            return None
+        gaps.append((first, epochs, minus(wanted, done)))
+        missing += epochs * len(gaps[-1][2])
+        if missing > MOST_MISSING:
+            return None
     return frozenset(
-        AsyncName(epoch, index) for epoch, gap in gaps.items() for lo, hi in gap.ranges() for index in range(lo, hi)
+        AsyncName(epoch, index)
+        for first, epochs, gap in gaps
+        for lo, hi in gap.ranges()
+        for epoch in range(first, first + epochs)
+        for index in range(lo, hi)
     )

@@ -7,8 +7,9 @@ to the queue. If two workers have computed a slice, the shards count it once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
+from paramserver.core.versions.counted import Runs
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.versions.ranges import RangeSet
 
@@ -41,15 +42,19 @@ class SliceLeases:
         self._held_of: dict[int, int] = defaultdict(int)
 
     @classmethod
-    def restored(cls, slices_per_epoch: int, epoch: int, done: Mapping[int, Iterable[tuple[int, int]]]) -> SliceLeases:
-        """The table of a coordinator that takes over: the finished slices from ``epoch`` on, by epoch, and no leases.
+    def restored(cls, slices_per_epoch: int, epoch: int, done: Runs) -> SliceLeases:
+        """The table of a coordinator that takes over: the finished slices from ``epoch`` on, and no leases.
 
         A worker that holds slices names them in its next request (see :meth:`reconcile`).
         """
+        for run in done:  # finished epochs, however many there are
+            full = slices_per_epoch and run.ranges == ((0, slices_per_epoch),)
+            if full and run.first <= epoch < run.first + run.epochs:
+                epoch = run.first + run.epochs
         table = cls(slices_per_epoch, epoch)
-        for number, ranges in done.items():
-            if number >= epoch:
-                table._done[number] = RangeSet.from_ranges(ranges)
+        for run in done:
+            for number in range(max(epoch, run.first), run.first + run.epochs):
+                table._done[number] = RangeSet.from_ranges(run.ranges)
         last = max(table._done)
         if not slices_per_epoch:
             # Without a data set no other worker can compute a slice that was handed out: only new names are leased.

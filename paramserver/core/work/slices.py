@@ -111,6 +111,22 @@ def slice_samples(data: DataSpec, index: int) -> int:
     return stop - start
 
 
+def samples_of(data: DataSpec, lo: int, hi: int) -> int:
+    """How many samples the slices [lo, hi) of an epoch have together. Raises ValueError for other indices.
+
+    >>> samples_of(DataSpec(samples=22, slice_size=4), 0, 6)
+    22
+    """
+    return _samples_below(data, hi) - _samples_below(data, lo)
+
+
+def _samples_below(data: DataSpec, index: int) -> int:
+    if index == data.slices_per_epoch:
+        return data.samples_per_epoch * data.turns if data.slice_size else 0
+    start, stop = places_of(data, index)
+    return start * data.turns + index % data.turns * (stop - start)
+
+
 def slice_batches(data: DataSpec, index: int) -> int:
     """How many batches slice ``index`` of an epoch has; 1 without a data set. Raises ValueError for other indices."""
     return -(-slice_samples(data, index) // data.batch_size) if data.slice_size else 1

@@ -9,8 +9,15 @@ from paramserver.checkpoint.contents import ShardFacts
 from paramserver.core.shards.shard import ShardState
 from paramserver.core.versions.consistency import Consistency
 from paramserver.server.versions.shard import ShardTensors
-from paramserver.v1 import shard_pb2, types_pb2
-from paramserver.wire.messages import consistency_from_proto, consistency_to_proto, pack_mask, unpack_mask
+from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import (
+    consistency_from_proto,
+    consistency_to_proto,
+    pack_mask,
+    slices_from_proto,
+    slices_to_proto,
+    unpack_mask,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +33,6 @@ class Beside:
     mark: bytes
 
 
-def epoch_slices(state: ShardState) -> list[shard_pb2.EpochSlices]:
-    """The asynchronous slices that are in published versions."""
-    return [
-        shard_pb2.EpochSlices(epoch=epoch, slices=[types_pb2.Range(start=lo, stop=hi) for lo, hi in ranges])
-        for epoch, ranges in sorted(state.counted().items())
-    ]
-
-
 def ledger_of(state: ShardState, names: Mapping[int, str]) -> shard_pb2.LedgerResponse:
     """The contributions that were counted, and the workers that brought them. ``names``: by member number."""
     rows = state.ledger.rows()
@@ -44,7 +43,7 @@ def ledger_of(state: ShardState, names: Mapping[int, str]) -> shard_pb2.LedgerRe
         of=[row[3] for row in rows],
         worker=[row[4] for row in rows],
         folded_steps=state.ledger.folded_steps,
-        counted=epoch_slices(state),
+        counted=slices_to_proto(state.counted()),
         names={ident: name for ident, name in names.items() if ident},
         version=state.version,
         timeline=state.timeline,
@@ -83,7 +82,7 @@ def facts_from_proto(message: shard_pb2.ShardFacts, tensors: int) -> Beside:
         samples=message.samples,
         advances=message.advances,
         ever_used=unpack_mask(message.ever_used, tensors),
-        counted={e.epoch: tuple((part.start, part.stop) for part in e.slices) for e in ledger.counted},
+        counted=slices_from_proto(ledger.counted),
         rows=list(zip(ledger.first, ledger.lo, ledger.hi, ledger.of, ledger.worker, strict=True)),
         folded_steps=ledger.folded_steps,
         names=dict(ledger.names),

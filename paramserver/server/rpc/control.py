@@ -16,13 +16,12 @@ from paramserver.core.versions.events import (
     PlanSettled,
     StandsAt,
 )
-from paramserver.server.replicas.facts import epoch_slices
 from paramserver.server.rpc.filling import fill
 from paramserver.server.rpc.host import Host
 from paramserver.server.versions import cutting
 from paramserver.v1 import shard_pb2
 from paramserver.wire.bounds import seconds
-from paramserver.wire.messages import consistency_from_proto, slices_from_proto
+from paramserver.wire.messages import consistency_from_proto, slices_from_proto, slices_to_proto
 
 log = structlog.get_logger("paramserver.server")
 
@@ -97,7 +96,8 @@ class Control:
                 taken = await fill(shard, request.version, missing, request.of)
             case shard_pb2.CutRequest.STEP_PAUSE:
                 await cutting.pause(shard, request.number)
-                return shard_pb2.CutResponse(version=shard.state.version, counted=epoch_slices(shard.state))
+                counted = slices_to_proto(shard.state.counted())
+                return shard_pb2.CutResponse(version=shard.state.version, counted=counted)
             case shard_pb2.CutRequest.STEP_REACH:
                 wait_s = seconds("wait_s", request.wait_s, _HELD_S)
                 waiting_for = await cutting.reach(shard, request.number, slices_from_proto(request.slices), wait_s)

@@ -11,7 +11,6 @@ from paramserver.checkpoint import probe
 from paramserver.checkpoint.place import Place
 from paramserver.frames import AnyFrame
 from paramserver.server.arithmetic.state import StateEntry
-from paramserver.server.replicas.facts import epoch_slices
 from paramserver.server.replicas.parcels import state_pieces
 from paramserver.server.reporting import ledger_response, report
 from paramserver.server.rpc.contributions import Contributions
@@ -20,6 +19,7 @@ from paramserver.server.rpc.pulls import Pulls
 from paramserver.server.running import RunningShard
 from paramserver.tensors.codec import frame_of
 from paramserver.v1 import shard_pb2
+from paramserver.wire.messages import slices_to_proto
 
 _EXPORT_BYTES = 4 << 20
 MAX_WAIT_S = 3600.0
@@ -68,7 +68,7 @@ class Facts:
     async def counted(self, request: shard_pb2.CountedRequest) -> shard_pb2.CountedResponse:
         """The asynchronous slices that are in published versions."""
         self._host.process.check_job(request.job)
-        return shard_pb2.CountedResponse(epochs=epoch_slices(self._host.ready().state))
+        return shard_pb2.CountedResponse(epochs=slices_to_proto(self._host.ready().state.counted()))
 
     async def ledger(self, request: shard_pb2.LedgerRequest) -> shard_pb2.LedgerResponse:
         """The contributions that were counted, and the workers that brought them."""

@@ -39,7 +39,7 @@ def facts_of(state: ShardState, tensors: ShardTensors, names: Mapping[int, str])
         samples=tensors.samples,
         advances=tensors.advances,
         ever_used=tensors.ever_used,
-        counted={epoch: tuple(ranges) for epoch, ranges in state.counted().items()},
+        counted=state.counted(),
         rows=state.ledger.rows(),
         folded_steps=state.ledger.folded_steps,
         names=dict(names),

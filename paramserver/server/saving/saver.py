@@ -23,6 +23,7 @@ import structlog
 import torch
 
 from paramserver import errors
+from paramserver.checkpoint.contents import runs_to_json
 from paramserver.checkpoint.manifest import COPIES_KEPT, checkpoint_name
 from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import FileInfo, write_tensors
@@ -334,7 +335,7 @@ def _facts(version: int, tensors: ShardTensors, state: ShardState) -> str:
             "mode": state.consistency.mode.value,
             "revision": state.consistency.revision,
             "folded_steps": state.ledger.folded_steps,
-            "counted": {str(epoch): [list(part) for part in ranges] for epoch, ranges in state.counted().items()},
+            "counted": runs_to_json(state.counted()),
         }
     )
 

@@ -10,9 +10,9 @@ import asyncio
 
 from paramserver import errors
 from paramserver.core.versions.consistency import Mode
-from paramserver.core.versions.cuts import Counted, lacking
+from paramserver.core.versions.counted import Runs
+from paramserver.core.versions.cuts import lacking
 from paramserver.core.versions.events import CutAimed, CutBegun, CutEnded
-from paramserver.core.versions.ranges import RangeSet
 from paramserver.server.running import RunningShard
 
 # Seconds between the two messages of the coordinator: one asks what is counted, the other says what to apply.
@@ -38,7 +38,7 @@ async def pause(shard: RunningShard, number: int) -> None:
     asyncio.get_running_loop().call_later(_PAUSED_S, _give_up, shard, number)
 
 
-async def reach(shard: RunningShard, number: int, target: Counted, wait_s: float) -> str:
+async def reach(shard: RunningShard, number: int, target: Runs, wait_s: float) -> str:
     """Apply the contributions of ``target`` that this shard lacks, keep the version, and go on; empty, or the reason.
 
     ``wait_s``: seconds without any of the contributions that it lacks, after which the cut is given up.
@@ -46,8 +46,7 @@ async def reach(shard: RunningShard, number: int, target: Counted, wait_s: float
     state = shard.state
     if state.cut.number != number or state.cut.only is None:
         return "the cut was given up meanwhile"
-    counted = {epoch: RangeSet.from_ranges(ranges) for epoch, ranges in state.counted().items()}
-    missing = lacking(target, counted)
+    missing = lacking(target, state.counted())
     if missing is None:
         shard.happen(CutEnded(number))
         return "the shards are too far apart"

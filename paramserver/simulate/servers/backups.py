@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from paramserver.core.layout.catching_up import groups, pause_s
+from paramserver.core.versions.counted import Runs
 from paramserver.core.versions.events import Forwarded
 from paramserver.simulate.costs import Costs
 from paramserver.simulate.machinery.blame import NOTHING, Chain, Part, longer
@@ -25,7 +26,7 @@ class Facts:
     forwarded: Forwarded
     version: int
     mark: bytes
-    counted: dict[int, tuple[tuple[int, int], ...]]
+    counted: Runs
     applied: int
 
 

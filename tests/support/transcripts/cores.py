@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paramserver.core.job.membership import Disconnected, Renewed, Role, Tick
 from paramserver.core.versions.consistency import Consistency, Mode
+from paramserver.core.versions.counted import in_all
 from paramserver.core.versions.events import (
     AtClock,
     AtLeast,
@@ -14,7 +15,7 @@ from paramserver.core.versions.events import (
     Want,
 )
 from paramserver.core.versions.names import AsyncName, Name, SyncName
-from paramserver.core.versions.ranges import RangeSet, common, complement
+from paramserver.core.versions.ranges import complement
 from paramserver.core.work.leases import SliceLeases
 from paramserver.core.work.slices import SyncSchedule
 from paramserver.core.work.stealing import Ask, Assignment
@@ -174,12 +175,7 @@ class Cores:
         leader.take_over(self._record, max(s.state.generation for s in self._shards.values()), self._now)
         before, self._record = self._record, leader
         if before.leases is not None and before.schedule is not None:
-            counted = [shard.state.counted() for shard in self._shards.values()]
-            epochs = {epoch for shard in counted for epoch in shard}
-            done = {
-                epoch: common([RangeSet.from_ranges(shard.get(epoch, ())) for shard in counted]).ranges()
-                for epoch in epochs
-            }
+            done = in_all([shard.state.counted() for shard in self._shards.values()])
             leader.leases = SliceLeases.restored(before.schedule.slices_per_epoch, 0, done)
 
     def _do_go_back(self, names: list[str], options: Options) -> None:
@@ -188,7 +184,7 @@ class Cores:
         self._leader.timeline += 1
         for name in self._shards:
             self._shards[name] = shard = self._new_shard(name)
-            shard.state.restore({}, int(options["applied"]))
+            shard.state.restore((), int(options["applied"]))
             self._say(f"coordinator -> {name}: begin timeline {self._leader.timeline} with version {version}")
             shard.members(self._leader.members.generation, self._leader.workers())
             shard.activate(self._leader.timeline, version)

@@ -303,15 +303,16 @@ const view = (() => {
   }
 
   function ledger(found) {
+    const all = found.begun > found.epochs.length ? [{ ...found.total, epoch: null }] : [];
     fill(byId("ledger"), [
-      ["epoch", (e) => number(e.epoch + 1), "number"],
+      ["epoch", (e) => (e.epoch === null ? "all" : number(e.epoch + 1)), "number"],
       ["samples", (e) => number(e.samples), "number"],
       ["once", (e) => number(e.once), "number"],
       ["twice", (e) => number(e.twice), (e) => (e.twice ? "number bad" : "number")],
       ["never", (e) => number(e.never), "number"],
       ["skipped", (e) => number(e.skipped), (e) => (e.skipped ? "number bad" : "number")],
       ["slices by worker", (e) => Object.entries(e.workers).map(([name, count]) => `${name} ${number(count)}`).join(", "), "long"],
-    ], found.epochs);
+    ], [...all, ...found.epochs]);
   }
 
   function settings(found) {
