@@ -6,6 +6,7 @@ Each line says which process it is from, and at which step: both are told once f
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -18,6 +19,8 @@ from types import TracebackType
 from typing import Any, TextIO, cast
 
 import structlog
+
+from paramserver.core import shown
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -53,6 +56,7 @@ def configure(level: str, form: str = "text", role: str = "", launched: bool = F
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _with_process,
+            _harmless,
             structlog.processors.JSONRenderer(),
         ]
         _take_over_python()
@@ -60,9 +64,8 @@ def configure(level: str, form: str = "text", role: str = "", launched: bool = F
         processors += [
             structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
             _with_name,
-            structlog.dev.ConsoleRenderer(
-                colors=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
-            ),
+            _harmless,
+            structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0, exception_formatter=_traceback),
         ]
     structlog.configure(
         processors=processors,
@@ -114,7 +117,7 @@ def say(line: str) -> None:
         _in_log(line)
         return
     try:
-        print(line, flush=True)
+        print(shown.lines(line), flush=True)
     except OSError as error:
         miss(error)
 
@@ -137,7 +140,7 @@ def complain(line: str) -> None:
         _in_log(line)
     else:
         with contextlib.suppress(OSError):  # the exit code says the rest
-            print(line, file=sys.stderr, flush=True)
+            print(shown.indented(line), file=sys.stderr, flush=True)
 
 
 def _in_log(line: str) -> None:
@@ -154,7 +157,8 @@ def show_exception(error: BaseException, trace: TracebackType | None) -> None:
     if _Process.json:
         _log_exception(type(error), error, trace)
     else:
-        traceback.print_exception(type(error), error, trace)
+        told = "".join(traceback.format_exception(type(error), error, trace))
+        print(shown.lines(told), end="", file=sys.stderr, flush=True)
 
 
 # ---- the facts of the process
@@ -182,6 +186,19 @@ def _with_name(logger: object, method: str, line: _Line) -> _Line:
     if (step := _step()) is not None:
         line.setdefault("step", step)
     return line
+
+
+def _harmless(logger: object, method: str, line: _Line) -> _Line:
+    """Texts of other processes steer no terminal, and look like no other line. JSON keeps the ends of lines."""
+    clean = shown.lines if _Process.json else shown.one_line
+    return {clean(key): clean(value) if isinstance(value, str) else value for key, value in line.items()}
+
+
+def _traceback(stream: TextIO, told: Any) -> None:
+    """A traceback in the text of a log, each line behind spaces."""
+    written = io.StringIO()
+    structlog.dev.plain_traceback(written, told)
+    stream.write("    " + shown.indented(written.getvalue()))
 
 
 # ---- JSON: what Python and libraries print

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, TextIO, Union, get_args, get_origin
 
 from cyclopts import Parameter
 
-from paramserver.config import FIELDS, Settings, load_settings, shown
+from paramserver.config import FIELDS, Settings, load_settings
+from paramserver.config import shown as shown_value
+from paramserver.core import shown
 from paramserver.errors import ConfigError, ParamServerError
 
 USAGE_EXIT_CODE = 2
@@ -28,6 +30,11 @@ def complain(text: str) -> None:
     logs.complain(f"paramserver: error: {text}")
 
 
+def tell(text: str = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+    """Print a text, which may name what other processes have said: it steers no terminal."""
+    print(shown.lines(text), end=end, file=file, flush=flush)
+
+
 def flag(key: str, metavar: str = "") -> Parameter:
     """A flag for the setting ``key``: the help shows the kind of its values, and the default of the setting.
 
@@ -35,7 +42,7 @@ def flag(key: str, metavar: str = "") -> Parameter:
     therefore take the values as text, and "-1" is a value rather than a flag.
     """
     field = FIELDS[key]
-    default = shown(key, field.default)
+    default = shown_value(key, field.default)
     return Parameter(
         allow_leading_hyphen=True,
         metavar=metavar or kind(field.annotation),

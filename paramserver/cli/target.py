@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cyclopts import Parameter
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from paramserver.transport.security.access import Security
     from paramserver.v1.coordinator_pb2 import StatusResponse
 
+M = TypeVar("M", bound="Message")
+
 # Roles whose certificate is used: the first one in the directory.
 _ROLES = ("admin", "coordinator", "server", "worker")
 
@@ -32,11 +34,18 @@ class Target:
 
     def status(self) -> StatusResponse:
         """The status of the job. Raises UnavailableError or DeadlineError."""
-        return fetch_status(self.addresses, security=self.security)
+        return _harmless(fetch_status(self.addresses, security=self.security))
 
     def call(self, method: str, request: Message, timeout_s: float) -> Message:
         """One call. Raises the error with which the coordinator refuses it."""
-        return call_coordinator(self.addresses, method, request, timeout_s, self.security)
+        return _harmless(call_coordinator(self.addresses, method, request, timeout_s, self.security))
+
+
+def _harmless(reply: M) -> M:
+    """The answer with texts that may be printed: they come from all processes of the job."""
+    from paramserver.wire.texts import harmless
+
+    return harmless(reply)
 
 
 @Parameter(name="*")

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Protocol
 
+from paramserver.core.shown import one_line
 from paramserver.launcher.progress import Rates, Waiting, metric_text, version_of
 from paramserver.logs import miss
 from paramserver.processes.lines import NamedLines, Output
@@ -21,7 +22,7 @@ class Display(Protocol):
         """Shows a stream of the process ``name``."""
 
     def line(self, name: str, text: str) -> None:
-        """A line of output of the process ``name``; "" is the launcher itself."""
+        """A line of output of the process ``name``; "" is the launcher itself, whose texts are made harmless."""
 
     def update(self, status: coordinator_pb2.StatusResponse) -> None:
         """The newest state."""
@@ -48,6 +49,8 @@ class PlainDisplay:
 
     def line(self, name: str, text: str) -> None:
         """Print it behind its name."""
+        if not name:
+            text = one_line(text)
         line = text if not name or (self._json and text.startswith("{")) else f"{name} | {text}"
         try:
             try:

@@ -13,11 +13,14 @@ from rich.text import Text
 
 from paramserver.core.job.status import WELL, State
 from paramserver.core.records.digits import value_text
+from paramserver.core.shown import one_line
 from paramserver.launcher.progress import Left, Progress, Rates, metric_text, shown_metric, time_text
-from paramserver.processes.lines import Output, harmless
+from paramserver.processes import lines
+from paramserver.processes.lines import Output
 from paramserver.processes.rows import Rows
 from paramserver.results.verdict import mode_text
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.wire.texts import harmless
 
 # Bars of scripts are drawn no more often.
 _DRAW_S = 0.1
@@ -44,11 +47,11 @@ class LiveDisplay:
 
     def line(self, name: str, text: str) -> None:
         """Print it above the view."""
-        self._console.print(_named(name, text), soft_wrap=True)
+        self._console.print(_named(name, text) if name else Text(one_line(text)), soft_wrap=True)
 
     def update(self, status: coordinator_pb2.StatusResponse) -> None:
         """Draw the newest state."""
-        self._status = status
+        self._status = status = harmless(status)
         self._progress.hear(status)
         self.draw()
 
@@ -168,4 +171,4 @@ def _named(name: str, text: str) -> Text:
     line = Text()
     if name:
         line.append(f"{name} | ", style="cyan")
-    return line.append_text(Text.from_ansi(harmless(text)))
+    return line.append_text(Text.from_ansi(lines.harmless(text)))

@@ -14,7 +14,8 @@ GOES_ON = " (the same line goes on)"
 
 # Escape sequences other than colours, and control characters: they steer a terminal.
 _UNSAFE = re.compile(
-    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b(?!\[[0-9;:]*m)(?:\[[0-?]*[ -/]*[@-~]?|.)?|[\x00-\x08\x0b-\x1a]"
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b(?!\[[0-9;:]*m)(?:\[[0-?]*[ -/]*[@-~]?|.)?"
+    r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]"
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 

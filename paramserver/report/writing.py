@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from paramserver import errors
+from paramserver.core import shown
 from paramserver.report.data import FORMAT, Report
 
 # Suffix of a file to format.
@@ -29,7 +30,8 @@ def format_of(path: Path, setting: str = "the name of the report") -> str:
 
 
 def rendered(report: Report, format_: str) -> str:
-    """The text of a file."""
+    """The text of a file. All texts in it are harmless (see `core.shown`)."""
+    report = Report.model_validate(shown.values(report.model_dump(by_alias=True)))
     if format_ == "json":
         return report.model_dump_json(indent=2) + "\n"
     if format_ == "md":

@@ -5,9 +5,11 @@ A field is only ever added. A field that changes its meaning gets a new version 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
+
+from paramserver.core import shown
 
 Staleness = Annotated[int, Field(ge=0)] | Literal["unbounded"]
 
@@ -17,9 +19,17 @@ def _is_none(value: object) -> bool:
 
 
 class Model(BaseModel):
-    """A part of an answer. Numbers that are not finite are the texts "NaN", "Infinity" and "-Infinity"."""
+    """A part of an answer. Numbers that are not finite are the texts "NaN", "Infinity" and "-Infinity".
+
+    Texts are harmless for terminals and pages (see `core.shown`).
+    """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings", extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _harmless(cls, found: Any) -> Any:
+        return shown.values(found)
 
 
 class WaitedStep(Model):

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "failpoints": set(),
     "frames": set(),  # what transports carry
     "kernels": set(),  # compiled arithmetic
-    "logs": set(),
+    "logs": {"core"},  # how text is made harmless
     "tracing": {"core"},  # records what a process does
     "processes": set(),
     "preload": {"processes"},  # a process of which others are forked

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paramserver.checkpoint.catalog import Found
     from paramserver.checkpoint.manifest import Manifest
     from paramserver.checkpoint.place import Place
+from paramserver.cli.common import tell
 from paramserver.cli.examples import example
 from paramserver.cli.target import NEAR, Where, find_target
 
@@ -36,9 +37,9 @@ def now(*, where: Where = NEAR) -> int:
 
     response = find_target(where).call("Coordinator.Checkpoint", CheckpointRequest(wait_s=WAIT_S), WAIT_S + 10.0)
     assert isinstance(response, CheckpointResponse)
-    print(f"Wrote {response.name} to {response.place}.")
+    tell(f"Wrote {response.name} to {response.place}.")
     if is_private(response.place):
-        print(
+        tell(
             "paramserver: warning: the run removes this directory when it ends: copy the checkpoint elsewhere to keep "
             "it, and give --checkpoint-dir to the next run",
             file=sys.stderr,
@@ -68,11 +69,11 @@ def list_(directory: str, /, *, json_: Json = False) -> int:
     """
     place, _, found = _found(directory)
     if json_:
-        print(json.dumps([_facts(place, one) for one in found], indent=2))
+        tell(json.dumps([_facts(place, one) for one in found], indent=2))
     elif not found:
-        print(f"There are no checkpoints in {directory}.")
+        tell(f"There are no checkpoints in {directory}.")
     else:
-        print("\n".join(_table(place, found)))
+        tell("\n".join(_table(place, found)))
     return 0
 
 
@@ -94,9 +95,9 @@ def show(directory: str, name: str = "", /, *, json_: Json = False) -> int:
     place, one, manifest = _one(directory, name)
     if json_:
         known = {"name": one.name, "problem": one.problem, "best": _best(place, one)}
-        print(json.dumps({**known, **asdict(manifest)}, indent=2))
+        tell(json.dumps({**known, **asdict(manifest)}, indent=2))
     else:
-        print("\n".join(_description(place, one, manifest)))
+        tell("\n".join(_description(place, one, manifest)))
     return 0
 
 
@@ -118,13 +119,13 @@ def verify(directory: str, name: str = "", /, *, json_: Json = False) -> int:
     place, named, found = _found(directory, name)
     rows = [(one.name, *_verified(place, one)) for one in found]
     if json_:
-        print(json.dumps([dict(zip(("name", "state", "reason"), row, strict=True)) for row in rows], indent=2))
+        tell(json.dumps([dict(zip(("name", "state", "reason"), row, strict=True)) for row in rows], indent=2))
     else:
         width = max((len(state) for _, state, _ in rows), default=0)
         for one, state, reason in rows:
-            print(f"{one}  {state.ljust(width)}  {reason}".rstrip())
+            tell(f"{one}  {state.ljust(width)}  {reason}".rstrip())
         if not rows:
-            print(f"There are no checkpoints in {directory}.")
+            tell(f"There are no checkpoints in {directory}.")
     states = {state for _, state, _ in rows}
     wrong = {"damaged", "unfinished", "unknown"} if named else {"damaged"}
     return DAMAGED_EXIT_CODE if states & wrong or "whole" not in states else 0
@@ -168,7 +169,7 @@ def export(directory: str, /, *names: str, to: Literal["torch", "hf", "safetenso
     with catalog.in_use(place, chosen.name):
         files = write(place, chosen, to, Path(names[-1]))
     size = sum(path.stat().st_size for path in files)
-    print(f"Wrote {chosen.name} to {names[-1]}: {len(files)} {'file' if len(files) == 1 else 'files'}, {_bytes(size)}.")
+    tell(f"Wrote {chosen.name} to {names[-1]}: {len(files)} {'file' if len(files) == 1 else 'files'}, {_bytes(size)}.")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paramserver.cli.common import tell
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.errors import ConfigError, UnavailableError
 from paramserver.machine.past import past_runs, told
@@ -24,19 +25,19 @@ def dashboard(*, token: bool = False, where: Where = NEAR) -> int:
         if not runs:
             raise
         job = f"job {where.job}" if where.job else "job"
-        print(f"No {job} runs on this machine now. Past runs, the newest first:")
-        print("\n".join(line for run in runs for line in told(run)))
+        tell(f"No {job} runs on this machine now. Past runs, the newest first:")
+        tell("\n".join(line for run in runs for line in told(run)))
         return 0
     if token:
         shown = target.security.admin.first()
         if not shown:
             raise ConfigError("no admin token is known here: say where the certificates and tokens are with --certs")
-        print(shown)
+        tell(shown)
         return 0
     address = target.status().dashboard
     if not address:
         raise ConfigError(
             "this job has no dashboard: it was started with --dashboard off, or without the extra packages"
         )
-    print(address)
+    tell(address)
     return 0

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from paramserver.cli.common import tell
 from paramserver.logs import configure
 from paramserver.machine.health import Health, check_health
 
@@ -38,9 +39,9 @@ def health(
     found = check_health(role)
     well = bool(found) and all(one.healthy and (one.ready or not ready) for one in found)
     if json_:
-        print(json.dumps({"healthy": well, "processes": [asdict(one) for one in found]}, indent=2))
+        tell(json.dumps({"healthy": well, "processes": [asdict(one) for one in found]}, indent=2))
     else:
-        print(summarize(found, role, ready))
+        tell(summarize(found, role, ready))
     return 0 if well else UNHEALTHY_EXIT_CODE
 
 

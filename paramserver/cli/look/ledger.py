@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from paramserver.cli.common import tell
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.errors import UserError
 
@@ -56,9 +57,9 @@ def ledger(
         reply = find_target(where).call("Coordinator.Ledger", request, _CALL_S)
         assert isinstance(reply, coordinator_pb2.AccountsResponse)
         found = reply
-    print(_as_json(found) if json_ else "\n".join(_lines(found, slices)))
+    tell(_as_json(found) if json_ else "\n".join(_lines(found, slices)))
     if found.total.twice:
-        print("paramserver: a sample has counted more than once: please report this", file=sys.stderr)
+        tell("paramserver: a sample has counted more than once: please report this", file=sys.stderr)
         return _UNHEALTHY
     return 0
 

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from paramserver.cli.common import Name
+from paramserver.cli.common import Name, tell
 from paramserver.errors import ConfigError
 from paramserver.machine.jobs import Job, find_job
 from paramserver.processes.alive import is_alive
@@ -63,7 +63,7 @@ def _follow(job: Job, directory: Path, names: tuple[str, ...], readers: dict[str
         time.sleep(_EVERY_S)
         alive = is_alive(job.pid, job.birth)
         _print(_new_lines(directory, names, readers))
-    print("The job has ended.", file=sys.stderr)
+    tell("The job has ended.", file=sys.stderr)
 
 
 def _new_lines(directory: Path, names: tuple[str, ...], readers: dict[str, Reader]) -> list[Line]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-from paramserver.cli.common import shows
+from paramserver.cli.common import shows, tell
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.config import MAX_PROCESSES
 from paramserver.errors import ConfigError
@@ -31,7 +31,7 @@ def drain(name: str, /, *, where: Where = NEAR) -> int:
 
     target = find_target(where)
     target.call("Coordinator.Drain", DrainRequest(name=name, wait_s=WAIT_S), WAIT_S + 10.0)
-    print(f"{name} has left.")
+    tell(f"{name} has left.")
     return 0
 
 
@@ -55,7 +55,7 @@ def restart(name: str, /, *, where: Where = NEAR) -> int:
     there = [process.name for process in status.processes if process.role == "server" and not process.gone]
     for one in there if name == "servers" else [name]:
         target.call("Coordinator.Drain", DrainRequest(name=one, wait_s=RESTART_S, restart=True), RESTART_S + 10.0)
-        print(f"{one} has been restarted.", flush=True)
+        tell(f"{one} has been restarted.", flush=True)
     return 0
 
 
@@ -86,11 +86,11 @@ def scale(wish: str, /, *, where: Where = NEAR) -> int:
     response = target.call("Coordinator.Scale", request, limit_s)
     assert isinstance(response, ScaleResponse)
     if who == "servers":
-        print(f"{response.servers} servers now. Workers waited for {response.paused_s:.2f} s.")
+        tell(f"{response.servers} servers now. Workers waited for {response.paused_s:.2f} s.")
         return 0
-    print(f"{response.workers} workers now.")
+    tell(f"{response.workers} workers now.")
     if response.note:
-        print(f"paramserver: warning: {response.note}", file=sys.stderr)
+        tell(f"paramserver: warning: {response.note}", file=sys.stderr)
     return 0
 
 
@@ -117,5 +117,5 @@ def stop(*, reason: Annotated[str, shows("TEXT")] = "", where: Where = NEAR) -> 
 
     target = find_target(where)
     target.call("Coordinator.Stop", StopRequest(reason=reason), WAIT_S)
-    print("The job is stopping.")
+    tell("The job is stopping.")
     return 0

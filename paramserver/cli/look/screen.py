@@ -15,6 +15,7 @@ from paramserver.core.job.status import WELL
 from paramserver.core.records.digits import value_text
 from paramserver.core.records.sparkline import sparkline
 from paramserver.launcher.progress import Left, Progress, Rates, Waiting, metric_mean, shown_metric, time_text
+from paramserver.wire.texts import harmless
 
 if TYPE_CHECKING:
     from paramserver.v1.coordinator_pb2 import StatusResponse
@@ -51,6 +52,7 @@ class Screen:
 
     def heard(self, status: StatusResponse, clock: str) -> None:
         """The coordinator has answered."""
+        status = harmless(status)
         before, facts = self._facts, describe(status)
         if self._why and before is not None:
             self.events.append((clock, f"a coordinator answers again; none did since {self._silent_since}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from paramserver.cli.common import merge_overrides, parse_assignments, shows
+from paramserver.cli.common import merge_overrides, parse_assignments, shows, tell
 from paramserver.cli.look.facts import describe
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.config import ENV_CONFIG, FIELDS, load_settings
@@ -45,7 +45,7 @@ def set_(
     bound = "" if staleness_now is None else f", staleness {staleness_now}"
     boundary = response.consistency.from_version
     since = f", from version {boundary} on" if boundary else ", at once"
-    print(f"{current['job']}: mode {mode}{bound}{since}")
+    tell(f"{current['job']}: mode {mode}{bound}{since}")
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from paramserver.cli.common import tell
 from paramserver.cli.look.facts import describe, render
 from paramserver.cli.look.top import top
 from paramserver.cli.target import NEAR, Target, Where, find_target
@@ -47,7 +48,7 @@ def status(
         return _print_until_the_end(target)
     facts = describe(target.status())
     if json_:
-        print(json.dumps(facts, indent=2))
+        tell(json.dumps(facts, indent=2))
     else:
         from rich.console import Console
 
@@ -61,7 +62,7 @@ def _print_until_the_end(target: Target) -> int:
     """Print a line of JSON every second until the job ends. Raises UnavailableError if no coordinator ever answers."""
     facts = describe(target.status())
     while True:
-        print(json.dumps(facts), flush=True)
+        tell(json.dumps(facts), flush=True)
         time.sleep(WATCH_INTERVAL_S)
         try:
             facts = describe(target.status())

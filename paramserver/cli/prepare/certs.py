@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from paramserver.cli.common import shows
+from paramserver.cli.common import shows, tell
 from paramserver.cli.examples import example
 
 app = App(name="certs", help="Make, renew and show the certificates and tokens of a cluster.")
@@ -42,7 +42,7 @@ def init(
     if job and not is_job_name(job):
         raise ConfigError(f'--job is "{job}", but must be up to 64 letters, digits, ".", "_" and "-"')
     certs.init(directory, days, job)
-    print(
+    tell(
         f"Made certificates and tokens in {directory}. Copy to each machine what its roles need, nothing else:\n"
         "  ca.crt, <role>.crt, <role>.key and join.token   for <role> coordinator, server or worker\n"
         "  admin.token as well                             for the coordinator\n"
@@ -67,7 +67,7 @@ def renew(directory: Path, /, *, days: Annotated[int, Parameter(show_default=Tru
     from paramserver.pki import certs
 
     certs.renew(directory, days)
-    print(f"Renewed the certificates of all roles in {directory}. Copy <role>.crt and <role>.key to their machines.")
+    tell(f"Renewed the certificates of all roles in {directory}. Copy <role>.crt and <role>.key to their machines.")
     return 0
 
 
@@ -98,11 +98,11 @@ def show(directory: Path, /, *, json_: Annotated[bool, Parameter(name="--json")]
             }
             for one in found
         ]
-        print(json.dumps(rows, indent=2))
+        tell(json.dumps(rows, indent=2))
     else:
         for one in found:
             left = f"{one.days_left:.0f} days left" if one.days_left > 0 else "EXPIRED"
             warning = "" if one.well or one.days_left <= 0 else "  RENEW NOW: paramserver certs renew"
             span = f"{one.valid_from:%Y-%m-%d} to {one.valid_until:%Y-%m-%d %H:%M} UTC"
-            print(f"{one.role:<12} {span}  {left}{warning}  ({one.subject})")
+            tell(f"{one.role:<12} {span}  {left}{warning}  ({one.subject})")
     return 0 if all(one.well for one in found) else UNHEALTHY_EXIT_CODE

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from paramserver.cli.common import Sets, parse_assignments
+from paramserver.cli.common import Sets, parse_assignments, tell
 from paramserver.cli.examples import example
 from paramserver.config import FIELDS, SECTIONS, Settings, load_settings, shown
 from paramserver.config.settings import must_be
@@ -55,7 +55,7 @@ def show(
         A setting as section.key=value; may be repeated.
     """
     settings = load_settings(config, parse_assignments(set_ or []))
-    print(_as_json(settings) if json_ else _as_toml(settings, with_origins=origin))
+    tell(_as_json(settings) if json_ else _as_toml(settings, with_origins=origin))
     return 0
 
 
@@ -70,24 +70,24 @@ def validate(file: Path | None = None, /) -> int:
     """
     if file is None:
         load_settings()
-        print("The settings are valid.")
+        tell("The settings are valid.")
     else:
         load_settings(file, environ={})
-        print(f"{file} is valid.")
+        tell(f"{file} is valid.")
     return 0
 
 
 @app.command(help_epilogue=example("config schema"))
 def schema() -> int:
     """Print the JSON Schema of the configuration file, for editors."""
-    print(json.dumps(Settings.model_json_schema(), indent=2))
+    tell(json.dumps(Settings.model_json_schema(), indent=2))
     return 0
 
 
 @app.command(help_epilogue=example("config page"))
 def page() -> int:
     """Print the page about all settings, docs/settings.md, which is made of their descriptions."""
-    print("\n".join(_page()))
+    tell("\n".join(_page()))
     return 0
 
 

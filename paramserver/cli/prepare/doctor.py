@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import Address, Directory, Sets, merge_overrides, parse_assignments
+from paramserver.cli.common import Address, Directory, Sets, merge_overrides, parse_assignments, tell
 from paramserver.doctor import Finding, Level, Request, diagnose
 from paramserver.logs import configure
 
@@ -56,13 +56,13 @@ def doctor(
     configure("error")
     findings = diagnose(Request(config, overrides, environ))
     if json_:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        tell(json.dumps([asdict(finding) for finding in findings], indent=2))
     elif sys.stdout.isatty():
         from rich.console import Console
 
         Console().print(render(findings))
     else:
-        print("\n".join(lines(findings)))
+        tell("\n".join(lines(findings)))
     return 0 if all(finding.level.well for finding in findings) else 1
 
 

@@ -6,6 +6,7 @@ import json
 import textwrap
 from pathlib import Path
 
+from paramserver.cli.common import tell
 from paramserver.config import FIELDS, SECTIONS, shown
 from paramserver.config.settings import leaf_of
 from paramserver.errors import ConfigError
@@ -42,7 +43,7 @@ def init(file: Path = Path("paramserver.toml"), /) -> int:
         ) from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
-    print(f"{file}: change it, then `paramserver run`. Every setting: `paramserver config show`")
+    tell(f"{file}: change it, then `paramserver run`. Every setting: `paramserver config show`")
     return 0
 
 

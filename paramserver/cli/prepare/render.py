@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from paramserver.cli.common import Directory, Name, Sets, parse_assignments, shows
+from paramserver.cli.common import Directory, Name, Sets, parse_assignments, shows, tell
 from paramserver.config import load_settings
 from paramserver.errors import ConfigError
 
@@ -104,5 +104,5 @@ def render(
         sys.stdout.write(as_stream(files))
     else:
         for path in write_directory(files, output, force):
-            print(path)
+            tell(path)
     return 0

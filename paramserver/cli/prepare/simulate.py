@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import Sets, flag, merge_overrides, parse_assignments, shows
+from paramserver.cli.common import Sets, flag, merge_overrides, parse_assignments, shows, tell
 from paramserver.config import Settings, load_settings
 from paramserver.errors import ConfigError
 
@@ -189,19 +189,19 @@ def _predict(scenario: Scenario, samples: int, suggest: int | None, path: Path |
     from paramserver.simulate.parts.seats import shares_pulls
 
     outcome, record = run(scenario)
-    print("\n".join(report.table(scenario, outcome, samples)))
+    tell("\n".join(report.table(scenario, outcome, samples)))
     if shares_pulls(scenario):
-        print(report.host_tier(outcome, run(replace(scenario, host_tier="off"))[0]))
+        tell(report.host_tier(outcome, run(replace(scenario, host_tier="off"))[0]))
     if scenario.events:
-        print("\n".join(report.events(record)))
+        tell("\n".join(report.events(record)))
     found = None
     if suggest is not None:
         from paramserver.simulate.suggest import suggest as try_others
 
         found = try_others(scenario, suggest)
-        print("\n".join(report.suggestion(scenario, found)))
+        tell("\n".join(report.suggestion(scenario, found)))
     if (advice := compare.advice(scenario)) is not None:
-        print(f"\n{advice}")
+        tell(f"\n{advice}")
     if path is not None:
         _write(path, report.as_json(scenario, outcome, record, found))
 
@@ -219,7 +219,7 @@ def _costs(path: Path | None, measure: bool, out: Path | None) -> Costs:
     from paramserver.simulate.calibrate import calibrate
 
     found = calibrate()
-    print("\n".join([*report.costs_table(found), ""]))
+    tell("\n".join([*report.costs_table(found), ""]))
     if out is not None:
         costs.save(found, out)
     return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from paramserver.cli.common import tell
 from paramserver.cli.record.parts import Parts, write
 from paramserver.cli.target import NEAR, Target, Where, find_target
 from paramserver.errors import ConfigError, DeadlineError, ParamServerError
@@ -60,7 +61,7 @@ def trace(
     parts = Parts()
     answer = _ask(target, TraceRequest(steps=steps, profiler=profiler))
     number, deadline, trouble = answer.number, time.monotonic() + wait, ""
-    print(f"Recording {steps} steps of {', '.join(answer.processes)} ...", file=sys.stderr)
+    tell(f"Recording {steps} steps of {', '.join(answer.processes)} ...", file=sys.stderr)
     while True:
         parts.add(answer)
         left_s = deadline - time.monotonic()
@@ -122,10 +123,10 @@ def _finish(parts: Parts, output: Path, steps: int, answer: TraceResponse, troub
     clocks = f"their clocks agree within {error_ms:.3f} ms" if error_ms else "they read the same clock"
     if error_ms is None:
         clocks = "how well their clocks agree is not known"
-    print(f"{output}: {parts.spans} spans of {len(parts.names)} processes; {clocks}.")
-    print("Open it at https://ui.perfetto.dev, or in chrome://tracing.")
+    tell(f"{output}: {parts.spans} spans of {len(parts.names)} processes; {clocks}.")
+    tell("Open it at https://ui.perfetto.dev, or in chrome://tracing.")
     return _INCOMPLETE if missing or trouble or dropped else 0
 
 
 def _warn(text: str) -> None:
-    print(f"paramserver: warning: {text}", file=sys.stderr)
+    tell(f"paramserver: warning: {text}", file=sys.stderr)

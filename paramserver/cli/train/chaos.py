@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from paramserver.cli.common import shows
+from paramserver.cli.common import shows, tell
 from paramserver.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ def chaos(
     if fixed is not None:
         choose(fixed)  # mistakes are told before anything runs
     if print_plan:
-        print(choose(None).to_toml(), end="")
+        tell(choose(None).to_toml(), end="")
         return 0
     command = script_args or []
     check_command(command)
     options = Options(choose, not no_twin, allow_unfired, report)
-    return run_chaos(command, options, say=lambda line: print(line, flush=True))
+    return run_chaos(command, options, say=lambda line: tell(line, flush=True))
 
 
 def _shape(text: str) -> Shape:

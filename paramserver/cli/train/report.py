@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from paramserver.cli.common import tell
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.errors import ConfigError, UnavailableError
 
@@ -57,10 +58,10 @@ def report(
     else:
         found = _ask(where)
     if output is None:
-        print(rendered(found, format or "md"), end="")
+        tell(rendered(found, format or "md"), end="")
         return 0
     write_report(output, found, "--output")
-    print(f"report {output}")
+    tell(f"report {output}")
     return 0
 
 
@@ -75,10 +76,10 @@ def _compare(two: tuple[Report, Report], files: Sequence[Path], output: Path | N
         names = [str(file) for file in files]
     text = compared(*two, (names[0], names[1]))
     if output is None:
-        print(text, end="")
+        tell(text, end="")
         return 0
     write_text(output, text, "--output")
-    print(f"report {output}")
+    tell(f"report {output}")
     return 0
 
 
