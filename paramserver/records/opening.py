@@ -11,7 +11,6 @@ from pathlib import Path
 
 from paramserver import errors
 from paramserver.config import Run
-from paramserver.core.records.steps import StepValues
 from paramserver.records import file
 from paramserver.records.trackers import TRACKERS, RunFacts, Tracker
 from paramserver.records.writing import Writing
@@ -62,16 +61,15 @@ def open_records(
     resumed: bool,
     facts: RunFacts,
     missed: Callable[[str], None],
-) -> tuple[Writing, list[StepValues], bool]:
-    """Begin to write. Returns the steps that are in the file, and whether this very job has written them.
+) -> tuple[Writing, file.Earlier | None]:
+    """Begin to write. Returns what is in the file; None: there is no file.
 
     ``beginning``: the same for all coordinators of the job. ``resumed``: it goes on from a checkpoint. ``facts``: about
     the trackers' run. ``missed``: is called, from any thread, with a sentence if the file does not get all values.
     """
     trackers: list[Tracker] = [TRACKERS[name][0](facts) for name in run.trackers]
-    earlier: list[StepValues] = []
-    ours, records = False, None
+    earlier, records = None, None
     if run.records:
         records = file.RecordsFile(Path(run.records), job, beginning, resumed)
-        earlier, ours = records.earlier()
-    return Writing(trackers, records, missed), earlier, ours
+        earlier = records.earlier()
+    return Writing(trackers, records, missed), earlier

@@ -39,7 +39,7 @@ async def keep_records(job: Job, settings: Settings, resumed: bool) -> Writing |
         tracked = (job.options.checkpoints.run or {}).get(TRACKED_AS, f"{job.options.job} {job.beginning:x}")
         name, key = tracked.split(" ")
         facts = RunFacts(name, key, shared(settings))
-        writing, steps, ours = await asyncio.to_thread(
+        writing, earlier = await asyncio.to_thread(
             open_records, run, job.options.job, job.beginning, resumed, facts, missed
         )
     except Exception as error:  # of a tracker, or of a file that cannot be read now: no reason to end a job
@@ -48,6 +48,7 @@ async def keep_records(job: Job, settings: Settings, resumed: bool) -> Writing |
             "records", f"what ctx.log was given since a coordinator was started again is not in {run.records}: {error}"
         )
         return None
-    job.records.go_on(steps, ours)
+    if earlier is not None:
+        job.records.go_on(earlier.history, earlier.steps if earlier.ours else ())
     job.records.sink = writing
     return writing

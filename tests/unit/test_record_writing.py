@@ -8,13 +8,16 @@ import os
 import threading
 from math import inf, isnan, nan
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import structlog
 
 from paramserver import errors
 from paramserver.config import Run
-from paramserver.core.records.steps import StepValues
+from paramserver.coordinator.watching.records import Records
+from paramserver.core.records.history import POINTS
+from paramserver.core.records.steps import REMEMBERED, StepValues
 from paramserver.records import file, writing
 from paramserver.records.file import RecordsFile
 from paramserver.records.opening import check_records
@@ -59,7 +62,9 @@ def test_another_coordinator_of_the_job_goes_on_with_the_file(tmp_path: Path) ->
     write(path, at(0, 1.0), at(1, 2.0))
     with path.open("a") as half:
         half.write('{"step": 2, "tim')
-    assert RecordsFile(path, "job", 1, False).earlier() == ([at(0, 1.0), at(1, 2.0)], True)
+    earlier = RecordsFile(path, "job", 1, False).earlier()
+    assert (earlier.steps, earlier.ours) == ([at(0, 1.0), at(0, 1.0), at(1, 2.0)], True)
+    assert [(point.step, point.value) for point in earlier.history.points("loss")] == [(0, 1.0), (1, 2.0)]
     write(path, at(2, 3.0))
     assert losses(path) == [(0, 1.0), (1, 2.0), (2, 3.0)]
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()[1:]] == [0, 1, 2]
@@ -86,10 +91,36 @@ def test_another_job_sets_the_file_aside(tmp_path: Path) -> None:
     assert losses(tmp_path / "records.jsonl.old-2") == [(0, 2.0)]
 
 
+def test_a_long_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    """The coordinator that takes over keeps as much as the former one did."""
+    path = tmp_path / "records.jsonl"
+    write(path, *(at(step, 1.0) for step in range(9000)), *(at(step, 2.0, timeline=1) for step in range(4000, 8000)))
+    earlier = RecordsFile(path, "job", 1, False).earlier()
+    assert earlier.steps[0].step == 4000, "where the newest timeline begins"
+    assert [one.step for one in earlier.steps[1:]] == list(range(8000 - REMEMBERED, 8000))
+    points = earlier.history.points("loss")
+    assert len(points) <= POINTS
+    assert [point.value for point in points] == [1.0 if point.step < 4000 else 2.0 for point in points]
+    assert points[-1].step == 7999
+    alone = Records(cast(Any, None))
+    alone.history.add(at(8000, 3.0, timeline=1), 9.0)
+    alone.go_on(earlier.history, earlier.steps)
+    assert alone.history.points("loss")[-1].step == 8000
+
+
+def test_half_a_line_is_removed_however_long_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, at(0, 1.0))
+    with path.open("a") as half:
+        half.write('{"step": 2, "tim' + "e" * 200_000)
+    write(path, at(1, 3.0))
+    assert losses(path) == [(0, 1.0), (1, 3.0)]
+
+
 def test_a_resumed_job_goes_on_with_the_file_from_its_first_step(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     write(path, *(at(step, 1.0, timeline=5) for step in range(4)))
-    assert RecordsFile(path, "again", 2, True).earlier()[1] is False
+    assert RecordsFile(path, "again", 2, True).earlier().ours is False
     write(path, at(2, 9.0, timeline=3), beginning=2, resumed=True)
     assert losses(path) == [(0, 1.0), (1, 1.0), (2, 9.0)]
 

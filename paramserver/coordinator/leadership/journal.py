@@ -49,9 +49,9 @@ class Journal:
         self._written: dict[str, bytes] = {}
         # The model that is to be in the store.
         self._model: types_pb2.ModelSpec | None = None
-        # The newest record, and its text without the edition.
+        # The newest record, and its content without the edition.
         self.record_now = coordinator_pb2.JobRecord()
-        self._text = ""
+        self._content = b""
         self._wake = asyncio.Event()
         # Set by each write that the store has taken.
         self._saved = asyncio.Event()
@@ -105,12 +105,12 @@ class Journal:
 
     def record(self, record: coordinator_pb2.JobRecord, model: types_pb2.ModelSpec | None) -> bool:
         """Write this record soon if it differs from the last one; True if it does. ``model`` None: no longer needed."""
-        text = _json(record)
-        changed = text != self._text
+        content = record.SerializeToString(deterministic=True)
+        changed = content != self._content
         if changed:
             record.edition = self.record_now.edition + 1
-            self.record_now, self._text = record, text
-            self._want(_STATE, _json(record).encode())
+            self.record_now, self._content = record, content
+            self._want(_STATE, record.SerializeToString(deterministic=True))
         if model is not None and model is not self._model:
             self._model = model
             self._want(_MODEL, model.SerializeToString())
@@ -145,7 +145,8 @@ class Journal:
             for key in sorted(self._pending()):  # the model before the state that speaks of it
                 value = self._wanted[key]
                 try:
-                    self._revisions[key] = await self._store.save(key, value, self._revisions.get(key, 0), self.term)
+                    stored = await asyncio.to_thread(_json, value) if key == _STATE else value
+                    self._revisions[key] = await self._store.save(key, stored, self._revisions.get(key, 0), self.term)
                     self._written[key] = value
                     self._saved.set()
                     if failures:
@@ -223,8 +224,10 @@ class Journal:
             await self._store.close()
 
 
-def _json(record: coordinator_pb2.JobRecord) -> str:
-    return json_format.MessageToJson(record, indent=None, preserving_proto_field_name=True)
+def _json(record: bytes) -> bytes:
+    """A record as the store has it. A long record takes a second, so this is done in a thread."""
+    message = coordinator_pb2.JobRecord.FromString(record)
+    return json_format.MessageToJson(message, indent=None, preserving_proto_field_name=True).encode()
 
 
 async def recorded(store: Store) -> coordinator_pb2.JobRecord | None:

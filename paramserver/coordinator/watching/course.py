@@ -13,9 +13,9 @@ from paramserver.v1 import coordinator_pb2
 
 # Between two moments.
 EVERY_S = 0.5
-# In one answer.
+# In one answer: curves, points of a curve, and points of all curves.
 MAX_CURVES = 64
-MAX_POINTS = 1000
+MAX_POINTS, ALL_POINTS = 1000, 10_000
 
 
 class _Job(Protocol):
@@ -43,18 +43,22 @@ class Course:
         """Curves and moments after ``since_s`` (seconds since 1970)."""
         told = coordinator_pb2.History()
         history = self._job.records.history
-        for name in history.names()[:MAX_CURVES]:
-            points = [point for point in history.points(name) if point.at > since_s]
-            if points:
-                curve = told.curves.add(name=name)
-                for point in _thinned(points):
-                    curve.points.add(step=point.step, at_s=point.at, timeline=point.timeline, value=point.value)
+        curves = {
+            name: points
+            for name in history.names()[:MAX_CURVES]
+            if (points := [point for point in history.points(name) if point.at > since_s])
+        }
+        most = min(MAX_POINTS, ALL_POINTS // max(1, len(curves)))
+        for name, points in curves.items():
+            curve = told.curves.add(name=name)
+            for point in _thinned(points, most):
+                curve.points.add(step=point.step, at_s=point.at, timeline=point.timeline, value=point.value)
         for moment in self._moments.after(since_s):
             told.moments.add(at_s=moment.at, version=moment.version, samples_per_s=moment.samples_per_s)
         return told
 
 
-def _thinned(points: list[Point]) -> list[Point]:
-    """At most ``MAX_POINTS`` of them, the last one among them."""
-    stride = -(-len(points) // MAX_POINTS)
+def _thinned(points: list[Point], most: int) -> list[Point]:
+    """At most ``most`` of them, the last one among them."""
+    stride = -(-len(points) // most)
     return points[(len(points) - 1) % stride :: stride]

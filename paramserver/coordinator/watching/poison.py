@@ -25,7 +25,8 @@ from paramserver.wire.bounds import MAX_COUNT
 
 log = structlog.get_logger("paramserver.coordinator")
 
-_SAMPLES = 5
+# Samples of a slice, and slices, that are shown.
+_SAMPLES, _SHOWN = 5, 20
 # More slices are not skipped: then something else is wrong.
 _SKIPPED = 1000
 # How long a worker waits while another one computes a slice at which workers have died.
@@ -126,8 +127,10 @@ class PoisonWatch:
         self.slices |= {(ref.epoch, ref.index) for ref in refs}
 
     def described(self) -> list[str]:
-        """The slices that are skipped, for people."""
-        return [self.describe(Place(epoch, index)) for epoch, index in sorted(self.slices)]
+        """The slices that are skipped, for people; of many, the last ones."""
+        known = sorted(self.slices)
+        more = [f"{len(known) - _SHOWN} more slices of earlier epochs"] if len(known) > _SHOWN else []
+        return more + [self.describe(Place(epoch, index)) for epoch, index in known[-_SHOWN:]]
 
     def describe(self, place: Place) -> str:
         """For example "slice 3 of epoch 1 (step 7; samples 12, 55, 81, ...)". Epochs count from 1, as in the ledger."""
@@ -139,7 +142,7 @@ class PoisonWatch:
             shown = f"entries {first} to {stop - 1} of the sampler"
         else:
             number = place.epoch + self._job.agreeing.first_epoch
-            samples = slice_indices(data, self._job.options.seed, number, place.index)
+            samples = slice_indices(data, self._job.options.seed, number, place.index, _SAMPLES + 1)
             shown = "samples " + ", ".join(map(str, samples[:_SAMPLES])) + (", ..." if len(samples) > _SAMPLES else "")
         return f"slice {place.index} of epoch {place.epoch + 1} ({'; '.join([*step, shown])})"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -64,16 +63,14 @@ class Records:
         """Call ``told`` with the steps that are closed from now on."""
         self._told = told
 
-    def go_on(self, steps: Sequence[StepValues], ours: bool) -> None:
-        """Earlier coordinators have written these steps. ``ours``: of this job, which the coordinator takes over.
+    def go_on(self, history: History, steps: Sequence[StepValues]) -> None:
+        """Earlier coordinators have written ``history``. ``steps``: the last of them that were closed in this job.
 
-        Otherwise the job goes on from a checkpoint of the job that has written them.
+        There are none if the job goes on from a checkpoint of the job that has written them.
         """
-        if ours:
-            self._collector.go_on(steps)
-        now = time.time()
-        for step in steps:
-            self.history.add(step if ours else replace(step, timeline=0), now)
+        self._collector.go_on(steps)
+        history.join(self.history)
+        self.history = history
 
     def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
         """A worker reports, with all that its script has logged since the last report."""

@@ -7,6 +7,7 @@ checkpoints, for jobs that go on from there.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -40,6 +41,8 @@ class Agreeing:
         self._job = job
         # With the version on which the number was measured; 0: scripts do not come to the place again.
         self._values: dict[_Place, tuple[float, int]] = {}
+        # The same as messages, by name, and of each name in order.
+        self._messages: dict[str, list[coordinator_pb2.Agreed]] = {}
         # The timeline that began when the job went back last, and the version to which it went back.
         self._since, self._base = 0, 0
 
@@ -58,18 +61,27 @@ class Agreeing:
                         f"({_BYTES} bytes): agree on fewer numbers, or give them shorter names"
                     )
                 self._values[place] = request.mine.value, request.mine.version
+                self._tell(place)
                 self._job.write_down()
                 await self._job.keeping.settled()
                 await self._job.changes.notify()
         elif request.awaited:
             await self._job.changes.wait_until(lambda: not self._comes(request.name, request.awaited), _PARK_S)
-        values = sorted((place, value) for place, value in self._values.items() if place[0] == request.name)
-        return coordinator_pb2.AgreeResponse(agreed=[_message(place, *value) for place, value in values])
+        return coordinator_pb2.AgreeResponse(agreed=self._messages.get(request.name, ()))
+
+    def _tell(self, place: _Place) -> None:
+        insort(self._messages.setdefault(place[0], []), _message(place, *self._values[place]), key=_order)
+
+    def _tell_all(self) -> None:
+        self._messages.clear()
+        for place in sorted(self._values):
+            self._tell(place)
 
     def went_back(self, timeline: int, version: int) -> None:
         """The job went back to ``version``, and ``timeline`` has begun: numbers of later versions are forgotten."""
         self._since, self._base = timeline, version
         self._values = {place: value for place, value in self._values.items() if value[1] <= version}
+        self._tell_all()
 
     def _comes(self, name: str, epoch: int) -> bool:
         """Whether a number of this epoch is missing, and another worker may give it."""
@@ -84,12 +96,18 @@ class Agreeing:
 
     def write(self, record: coordinator_pb2.JobRecord) -> None:
         """Write all numbers into the record."""
-        record.agreed.extend(_message(place, *value) for place, value in sorted(self._values.items()))
+        for _, messages in sorted(self._messages.items()):
+            record.agreed.extend(messages)
 
     def restore(self, agreed: Iterable[coordinator_pb2.Agreed]) -> None:
         """These numbers hold, too: those of an earlier coordinator, or of a checkpoint."""
         for one in agreed:
             self._values.setdefault((one.name, one.epoch, one.count), (one.value, one.version))
+        self._tell_all()
+
+
+def _order(message: coordinator_pb2.Agreed) -> tuple[int, int]:
+    return message.epoch, message.count
 
 
 def _message(place: _Place, value: float, version: int) -> coordinator_pb2.Agreed:

@@ -18,6 +18,8 @@ CHANGED_S = 120.0
 STORAGE_S = 5.0
 # Versions of a timeline of which it is known what has become of them.
 _VERSIONS = 10_000
+# Servers keep a few copies, so nobody speaks of a version that was settled before so many others.
+_REMEMBERED = 1000
 
 
 class Copy(enum.Enum):
@@ -188,6 +190,8 @@ class Checkpointing:
 
     def __init__(self) -> None:
         self.timeline = 0
+        # The newest version that is a checkpoint; -1: none.
+        self._saved_last = -1
         # By version that some shard has copied.
         self._states: dict[int, State] = {}
         # By version that is copied, and by index of the shard: what the shard said last.
@@ -198,14 +202,16 @@ class Checkpointing:
     def begin(self, timeline: int) -> None:
         """The job goes on, on this timeline: nothing that was under way on another one counts."""
         self.timeline = timeline
+        self._saved_last = -1
         self._states.clear()
         self._parts.clear()
         self._again.clear()
 
     def found(self, versions: Sequence[int]) -> None:
         """An earlier coordinator has completed these versions of the present timeline."""
-        for version in versions:
+        for version in sorted(versions):
             self._states[version] = State.SAVED
+            self._saved_last = max(self._saved_last, version)
 
     # ---- questions
 
@@ -227,7 +233,7 @@ class Checkpointing:
 
     def safe(self, version: int) -> bool:
         """Whether a checkpoint of this version or a later one is complete."""
-        return any(state is State.SAVED and done >= version for done, state in self._states.items())
+        return self._saved_last >= version
 
     def given_up(self) -> list[int]:
         """The versions that were given up."""
@@ -339,7 +345,11 @@ class Checkpointing:
         return (Release((version,)), Sweep(version))
 
     def _forget(self, version: int) -> None:
-        """Forget all reports on this version and earlier ones."""
+        """Forget all reports on this version and earlier ones, and what has become of versions long ago."""
+        self._saved_last = max(self._saved_last, version if self.saved(version) else -1)
+        for other in [other for other in self._states if self.settled(other)][:-_REMEMBERED]:
+            del self._states[other]
+            self._again.pop(other, None)
         for other in [other for other in self._parts if other <= version]:
             del self._parts[other]
             if self._states.get(other) is State.COPIED:

@@ -46,11 +46,21 @@ class History:
         self.edition += 1
         if step.timeline > self._timeline:
             self._timeline = step.timeline
-            for curve in self._curves.values():
-                del curve.points[bisect_left(curve.points, step.step, key=_step) :]
+            self.void(step.step)
         for name, value in step.values.items():
             if name in self._curves or len(self._curves) < NAMES:
                 _insert(self._curves.setdefault(name, _Curve()), Point(step.step, at, step.timeline, value))
+
+    def void(self, step: int) -> None:
+        """The points from this step on do not count any more."""
+        for curve in self._curves.values():
+            del curve.points[bisect_left(curve.points, step, key=_step) :]
+
+    def join(self, later: History) -> None:
+        """Take in the points of a history that goes on from this one."""
+        for name in later.names():
+            for point in later.points(name):
+                self.add(StepValues(point.step, point.timeline, {name: point.value}), point.at)
 
     def names(self) -> list[str]:
         """All names, sorted."""

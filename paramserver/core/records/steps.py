@@ -16,7 +16,7 @@ Place = tuple[int, int]
 Source = tuple[int, int] | str
 
 # So many closed steps are remembered, and so many names of values in all of them, to tell late values from new ones.
-_REMEMBERED, _NAMES_REMEMBERED = 1024, 1 << 18
+REMEMBERED, _NAMES_REMEMBERED = 1024, 1 << 18
 # Names of a job and of one worker, and characters of these names. Values of further names are left out.
 NAMES, NAMES_OF_ONE, NAME_CHARS, NAME_CHARS_OF_ONE = 4000, 1000, 1 << 18, 1 << 16
 # Values of all open steps. Further values are left out, until steps are closed.
@@ -200,7 +200,7 @@ class Collector:
         self._remembered += len(step.values.keys() - names)
         names.update(step.values)
         self._newest = max(self._newest, step.place)
-        while len(self._closed) > _REMEMBERED or (len(self._closed) > 1 and self._remembered > _NAMES_REMEMBERED):
+        while len(self._closed) > REMEMBERED or (len(self._closed) > 1 and self._remembered > _NAMES_REMEMBERED):
             place, names = self._closed.popitem(last=False)
             self._remembered -= len(names)
             self._forgotten = max(self._forgotten, place)

@@ -132,13 +132,14 @@ def slice_batches(data: DataSpec, index: int) -> int:
     return -(-slice_samples(data, index) // data.batch_size) if data.slice_size else 1
 
 
-def slice_indices(data: DataSpec, seed: int, epoch: int, index: int) -> list[int]:
-    """The samples of slice ``index`` of ``epoch``, as indices into the data set, in order.
+def slice_indices(data: DataSpec, seed: int, epoch: int, index: int, most: int | None = None) -> list[int]:
+    """The samples of slice ``index`` of ``epoch``, as indices into the data set, in order. ``most``: the first so many.
 
     The slices of an epoch share no sample, and (unless drop_last) together have every one. Takes time and memory for
     this slice only. Without a data set the list is empty. Raises ValueError if the epoch has no such slice.
     """
     start, stop = places_of(data, index)
+    stop = stop if most is None else min(stop, start + most)
     if not data.shuffle or data.samples < 2:
         return list(range(start, stop))
     return _permuted(range(start, stop), data.samples, _round_keys(data.samples, seed, epoch))
