@@ -73,7 +73,7 @@ class InProcessJob:
                 self.background.loop.call_soon_threadsafe(job.promises.broken.setdefault, "records", sentence)
 
         facts = RunFacts(self.options.job, f"{job.beginning:x}", settings)
-        self._writing, _, _ = open_records(run, self.options.job, job.beginning, False, facts, missed)
+        self._writing, _ = open_records(run, self.options.job, job.beginning, False, facts, missed)
         job.records.sink = self._writing
 
     def worker(

@@ -37,6 +37,7 @@ def _clean(message: Message) -> None:
 
 def _clean_map(field: FieldDescriptor, value: object) -> None:
     assert isinstance(value, MutableMapping)
+    assert field.message_type is not None
     content = field.message_type.fields_by_name["value"]
     if content.type == FieldDescriptor.TYPE_MESSAGE:
         for one in value.values():

@@ -118,7 +118,7 @@ def test_history_grows_with_gaps_and_not_with_contributions() -> None:
         combine.offer(AsyncName(0, index), index)
         combine.take()
         combine.built()
-    assert history.slices_done[0].ranges() == ((0, 10_000),)
+    assert history.slices_done.runs() == ((0, 1, ((0, 10_000),)),)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def check(text: str, margin: str = " │") -> None:
 
 def fill(message: Message, depth: int = 0) -> None:
     """Put the evil text into each field that holds text, at any depth; repeated ones get one entry, numbers 1."""
+    field: Any
     for field in message.DESCRIPTOR.fields:
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             if field.message_type.GetOptions().map_entry:
@@ -66,7 +67,7 @@ def fill(message: Message, depth: int = 0) -> None:
             setattr(message, field.name, 1)
 
 
-def _fill_map(message: Message, field: FieldDescriptor) -> None:
+def _fill_map(message: Message, field: Any) -> None:
     found = getattr(message, field.name)
     assert isinstance(found, MutableMapping)
     value = field.message_type.fields_by_name["value"]
@@ -147,7 +148,7 @@ def test_the_api() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"slices": True}, {"json_": True}])
-def test_the_ledger(monkeypatch: pytest.MonkeyPatch, arguments: dict[str, bool]) -> None:
+def test_the_ledger(monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]) -> None:
     monkeypatch.setattr(target, "call_coordinator", lambda *given: evil_ledger())
     monkeypatch.setattr(ledger_command, "find_target", lambda where: target.Target("a:1", Security.open()))
     told = io.StringIO()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from paramserver.checkpoint.contents import runs_to_json
+from paramserver.coordinator.leadership import journal as journal_module
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.watching.course import ALL_POINTS, MAX_POINTS, Course
 from paramserver.coordinator.work.accounts import Accounting
@@ -182,11 +183,14 @@ def test_a_long_record_is_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
     agreeing.restore(coordinator_pb2.Agreed(name="loss", epoch=epoch, count=1, value=0.5) for epoch in range(2000))
     agreeing.write(record)
     assert [one.epoch for one in record.agreed] == list(range(2000))
-    threads = []
-    real = Journal.open.__globals__["_json"]
-    monkeypatch.setitem(
-        Journal.open.__globals__, "_json", lambda value: threads.append(threading.get_ident()) or real(value)
-    )
+    threads: list[int] = []
+    real = journal_module._json
+
+    def in_json(value: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return real(value)
+
+    monkeypatch.setattr(journal_module, "_json", in_json)
 
     async def main() -> bytes:
         store = MemoryStore()

@@ -104,5 +104,5 @@ def render(
         sys.stdout.write(as_stream(files))
     else:
         for path in write_directory(files, output, force):
-            tell(path)
+            tell(str(path))
     return 0
