@@ -50,6 +50,6 @@ def written(key: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = f'"{value}"' if isinstance(value, str) else repr(value)
-    if key == "cluster.store":
+    if "://" in text:
         text = hide_password(text)
     return text if len(text) <= 80 else text[:77] + "..."

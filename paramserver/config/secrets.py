@@ -12,14 +12,18 @@ SECRETS = ("cluster.store", "security.token", "security.admin_token")
 ENVIRONMENT_ONLY = {"security.token": "security.token_file", "security.admin_token": "security.admin_token_file"}
 
 _PASSWORD_IN_AUTHORITY = re.compile(r"(://[^:/@]*):.*@")
-_PASSWORD_IN_QUERY = re.compile(r"((?:^|[?&])password=)[^&]*")
+_PASSWORD_IN_QUERY = re.compile(r"((?:^|[?&])(?:password|secret|token|sig)=)[^&]*")
 
 
 def shown(key: str, value: object) -> object:
-    """The value of a setting without its secrets."""
+    """The value of a setting without its secrets: any setting may be a URL with a password.
+
+    >>> shown("checkpoint.dir", "s3://user:secret@bucket/run")
+    's3://user:***@bucket/run'
+    """
     if isinstance(value, SecretStr):
         return "***" if value else ""
-    return hide_password(value) if key == "cluster.store" and isinstance(value, str) else value
+    return hide_password(value) if isinstance(value, str) and "://" in value else value
 
 
 def hide_password(url: str) -> str:

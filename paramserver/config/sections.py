@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from paramserver.config.secrets import hide_password
+from paramserver.config.secrets import shown
 from paramserver.config.values import (
     DEVICE,
     OPTIMIZER,
@@ -60,6 +60,10 @@ class Section(BaseModel):
     """One table of the file. Unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, shown(name or "", value)
 
 
 class Cluster(Section):
@@ -209,10 +213,6 @@ class Cluster(Section):
     when_done: Literal["exit", "stay"] = Field(
         default="exit", description="What coordinator and servers do when the job is done."
     )
-
-    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        for name, value in super().__repr_args__():
-            yield name, hide_password(value) if name == "store" else value
 
 
 class Consistency(Section):

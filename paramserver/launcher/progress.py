@@ -7,6 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from paramserver.config import hide_password
 from paramserver.core.job.status import WELL
 from paramserver.core.records.digits import value_text
 from paramserver.v1 import coordinator_pb2
@@ -70,12 +71,14 @@ def version_of(status: coordinator_pb2.StatusResponse) -> int:
 def where_it_stands(status: coordinator_pb2.StatusResponse, place: str, function: bool = False) -> str:
     """What is left of a run that is interrupted, and how to go on. ``place``: of its checkpoints, or empty.
 
+    A password in the place is not shown.
+
     ``function``: the workers call a function, and run no script.
 
     >>> where_it_stands(coordinator_pb2.StatusResponse(checkpoint="step-00000004-t1"), "ckpt")
     'interrupted at version 0; checkpoint step-00000004-t1 is saved; go on with: paramserver run --resume ckpt'
     """
-    version = version_of(status)
+    version, place = version_of(status), hide_password(place)
     if place and status.checkpoint:
         go_on = shlex.join(["paramserver", "run", "--resume", place])
         if function:

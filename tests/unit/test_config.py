@@ -11,8 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paramserver.config import ENV_CONFIG, FIELDS, Settings, env_name, hide_password, load_settings, must_be
+from paramserver.config import ENV_CONFIG, FIELDS, Settings, env_name, hide_password, load_settings, must_be, secrets
+from paramserver.config.refusals import written
 from paramserver.errors import ConfigError
+from paramserver.launcher.progress import where_it_stands
+from paramserver.roles.reporting import in_force
+from paramserver.v1 import coordinator_pb2
 
 
 @pytest.fixture(autouse=True)
@@ -287,6 +291,23 @@ def test_password_is_hidden_in_the_error_too() -> None:
     text = refusal({"cluster.store": "http://user:secret@host"})
     assert "secret" not in text
     assert "http://user:***@host" in text
+
+
+@pytest.mark.parametrize("key", [key for key, field in FIELDS.items() if field.annotation is str])
+def test_a_password_in_any_address_is_hidden(key: str) -> None:
+    """Wherever settings are shown: `config show`, the API, reports, errors."""
+    url = "s3://user:cret@host/run"
+    assert secrets.shown(key, url) == "s3://user:***@host/run"
+    assert "cret@" not in written(key, url)
+
+
+def test_the_place_of_checkpoints_is_shown_without_its_password() -> None:
+    settings = load({"checkpoint.dir": "s3://user:cret@host/run"})
+    assert "s3://user:***@host/run" in repr(settings)
+    assert "cret@" not in repr(settings)
+    status = coordinator_pb2.StatusResponse(checkpoint="step-00000004-t1")
+    assert "--resume 's3://user:***@host/run'" in where_it_stands(status, settings.checkpoint.dir)
+    assert [one.value for one in in_force(settings) if one.key == "checkpoint.dir"] == ["s3://user:***@host/run"]
 
 
 def test_environment_recreates_the_settings_without_the_store() -> None:
