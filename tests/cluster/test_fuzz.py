@@ -33,8 +33,9 @@ from tests.support.cluster.harness import Cluster
 from tests.support.cluster.small_job import SLICES, program, twin
 from tests.support.marks import long_but
 
-# A call may be parked; then it is given up.
-CALL_S = 0.05
+# These calls are parked until other workers call, too, and are given up soon; the others wait for nothing.
+PARKED = {"Coordinator.Load": 0.05, "Coordinator.RegisterModel": 0.05}
+CALL_S = 20.0
 AT_ONCE = 50
 MOST_BYTES = 50 << 20
 v1 = coordinator_pb2
@@ -200,6 +201,8 @@ class Sender:
             return raw
         if "member" in message.DESCRIPTOR.fields_by_name and message.member < 1000:
             message.member = self.member
+        if "wait_s" in message.DESCRIPTOR.fields_by_name and message.wait_s > 0:
+            message.wait_s = 0.0
         match message:
             case v1.JoinRequest():
                 # A worker more takes slices, and a server dials: who may be one is another test's subject.
@@ -226,7 +229,7 @@ class Sender:
         channel = self.cluster.job.network.connect(COORDINATOR)
         request = cast(Message, Raw(raw))
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(PARKED.get(method, CALL_S)):
                 if METHODS[method].kind is MethodKind.SESSION:
 
                     async def one() -> AsyncIterator[Message]:
@@ -320,7 +323,8 @@ def test_mutated_messages_change_nothing(count: int, monkeypatch: pytest.MonkeyP
             assert cluster.job.coordinator.job.record().ByteSize() < 100_000
             assert grown < MOST_BYTES, f"{grown / 2**20:.0f} MiB more"
             assert sum(sender.outcomes.values()) == count
-            assert sender.outcomes["ProtocolError"] > count / 20, sender.outcomes
+            assert sender.outcomes["ProtocolError"] > count / 50, sender.outcomes
+            assert sender.outcomes["taken"] > count / 10, sender.outcomes
         finally:
             go_on.set()
         cluster.join([worker])
