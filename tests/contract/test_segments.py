@@ -49,6 +49,25 @@ def test_what_one_writes_the_other_reads_and_cannot_change() -> None:
         os.write(theirs.fd, b"x")
 
 
+def test_nobody_else_can_write_to_it_by_opening_it_anew() -> None:
+    """Every process that has a descriptor of a file without a name can open it by its name in /proc."""
+    segment = Segment(2 * PAGE)
+    theirs = foreign(segment)
+    writing = os.open(f"/proc/self/fd/{theirs.fd}", os.O_RDWR)
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(writing, PAGE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        with pytest.raises(PermissionError):
+            os.write(writing, b"x")
+        with pytest.raises(PermissionError):
+            os.pwrite(writing, b"x", PAGE)
+    finally:
+        os.close(writing)
+    segment.reserve(0, 2 * PAGE)
+    segment.view[-1:] = b"x"
+    assert bytes(theirs.view[-1:]) == b"x"
+
+
 def test_nobody_can_change_its_size() -> None:
     segment = Segment(2 * PAGE)
     writing = os.open(f"/proc/self/fd/{segment.reading_fd}", os.O_RDWR)

@@ -1,9 +1,10 @@
 """Memory that processes of one host share. It has no name anywhere, so it ends with the last process that has it.
 
 A segment is created by one process, which may write to it; others get a descriptor that is for reading only (see
-`transport.shm.meeting`), and map it. Its size is fixed for good (sealed), so reading it cannot fail. Memory is taken
-page by page when it is reserved or first written to. A writer reserves it first: a mere write where memory is full
-kills the process.
+`transport.shm.meeting`), and map it. A process could open this descriptor anew for writing, by its name in /proc. So
+the segment is sealed as soon as its maker has mapped it: nobody can write to it but through that mapping, and its size
+is fixed for good, so reading it cannot fail. Memory is taken page by page when it is reserved or first written to. A
+writer reserves it first: a mere write where memory is full kills the process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import os
 import stat
 
 PAGE = mmap.PAGESIZE
-_SEALS = getattr(fcntl, "F_SEAL_SHRINK", 2) | getattr(fcntl, "F_SEAL_GROW", 4)
+# The size; writing but through mappings that are there (F_SEAL_FUTURE_WRITE, Linux 5.1); these seals themselves.
+_SEALS = 0x2 | 0x4 | 0x10 | 0x1
 
 
 def available() -> bool:
@@ -35,9 +37,9 @@ class Segment:
         self._fd = os.memfd_create("paramserver", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, nbytes)
+            self.view = memoryview(mmap.mmap(self._fd, nbytes))
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
             self.reading_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
-            self.view = memoryview(mmap.mmap(self._fd, nbytes))
         except BaseException:
             self.close()
             raise
@@ -68,7 +70,7 @@ class Foreign:
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_size != nbytes:
             raise ValueError("what came is no shared memory of the size that was announced")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise ValueError("the shared memory that came may still change its size")
+            raise ValueError("the shared memory that came may still change its size, or be written to by others")
         self.view = memoryview(mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ))
 
     def __del__(self) -> None:
