@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import os
+import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -83,6 +84,17 @@ async def persist(
 def restart_command() -> str:
     """The command that starts this process again, as the environment has it, with this host's name in it."""
     return os.environ.get(ENV_RESTART_COMMAND, "").replace("$HOSTNAME", socket.gethostname())
+
+
+def shown_command(told: str) -> str:
+    """The command that a newcomer has told, if people may be told to type it; else an empty text.
+
+    People type what they are told by the job, so the words are those of this process's own environment, in which
+    $HOSTNAME stands for one plain name. A newcomer adds nothing but that name.
+    """
+    before, host, after = os.environ.get(ENV_RESTART_COMMAND, "").partition("$HOSTNAME")
+    pattern = re.escape(before) + (r"[A-Za-z0-9][A-Za-z0-9._-]*" if host else "") + re.escape(after)
+    return told if re.fullmatch(pattern, told) else ""
 
 
 @functools.cache

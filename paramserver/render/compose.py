@@ -145,8 +145,6 @@ def _member(containers: Containers, role: str, words: list[str], count: int) -> 
     service = _node(containers, role, words, containers.member_values())
     service["shm_size"] = "1g"
     service["volumes"].append(f"meeting:{MEETING}")
-    # Docker gives a container its own name as the name of the host.
-    service["environment"][ENV_RESTART_COMMAND] = "docker start $HOSTNAME"
     service["deploy"] = {"replicas": count}
     if role == "server" and containers.checkpoints.on_disk:
         service["volumes"].append(f"data:{RESULTS}")
@@ -175,7 +173,8 @@ def _node(containers: Containers, role: str, words: list[str], values: Values) -
         "image": containers.request.image,
         **_NODE,
         "command": words,
-        "environment": environment(values),
+        # Docker gives a container its own name as the name of the host.
+        "environment": {**environment(values), ENV_RESTART_COMMAND: "docker start $HOSTNAME"},
         "volumes": [],
         "networks": ["cluster"],
         "depends_on": {},

@@ -26,6 +26,35 @@ def test_it_comes_from_the_environment_with_the_name_of_the_host(monkeypatch: py
     load_settings()  # it is no setting, and no unknown one
 
 
+@pytest.mark.parametrize(
+    ("own", "told", "shown"),
+    [
+        ("docker start $HOSTNAME", COMMAND, COMMAND),
+        ("docker start $HOSTNAME", "docker start host-1.example", "docker start host-1.example"),
+        ("docker start $HOSTNAME", "docker start x; rm -rf ~", ""),
+        ("docker start $HOSTNAME", "docker start $(rm -rf ~)", ""),
+        ("docker start $HOSTNAME", "docker start --help", ""),
+        ("docker start $HOSTNAME", "rm -rf ~", ""),
+        ("ssh a start-it", "ssh a start-it", "ssh a start-it"),
+        ("ssh a start-it", "ssh b start-it", ""),
+        ("", COMMAND, ""),
+        ("docker start $HOSTNAME", "", ""),
+    ],
+)
+def test_people_are_told_to_type_the_words_of_the_coordinators_own_environment(
+    own: str, told: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker could write any command, and `status` told people to type it."""
+    monkeypatch.setenv("PARAMSERVER_RESTART_COMMAND", own)
+
+    async def work(service: CoordinatorService) -> None:
+        await service.join(request(role=types_pb2.ROLE_WORKER, restart_command=told))
+        (member,) = service.job.members.of(Role.WORKER)
+        assert member.restart_command == shown
+
+    with_job(work)
+
+
 @pytest.mark.parametrize("command", [COMMAND, ""])
 @pytest.mark.parametrize("role", [Role.WORKER, Role.SERVER])
 def test_a_lost_process_is_named_with_what_to_type(role: Role, command: str) -> None:

@@ -31,6 +31,7 @@ from paramserver.core.job.membership import (
 from paramserver.core.job.seats import JobFails
 from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
+from paramserver.membership.joining import shown_command
 from paramserver.transport.addresses import host_of
 from paramserver.transport.base import METHODS
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
@@ -136,7 +137,7 @@ class Sessions:
             request.pid,
             request.incarnation,
             request.beside_worker,
-            request.restart_command,
+            shown_command(request.restart_command),
             request.metrics_url,
             request.host,
         )
