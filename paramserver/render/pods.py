@@ -18,7 +18,10 @@ from paramserver.render.request import (
     HOPELESS,
     RESULTS,
     STOP_S,
+    STORE_CERTIFICATE,
+    STORE_COMMANDS,
     STORE_IMAGE,
+    STORE_KEY,
     STORE_PORT,
     STORE_SECRET,
     UID,
@@ -38,11 +41,19 @@ _CONFIG = f"{ETC}/config"
 # Enough for a small model.
 _MEMORY = {"coordinator": "1Gi", "server": "2Gi", "worker": "2Gi"}
 _RETRIES = 3
+_STORE_RIGHTS = " ".join(f"+{command}" for command in STORE_COMMANDS.split())
 
-# The password goes in by a pipe: arguments and environment are in sight of others.
+# The user goes in by a pipe: arguments and environment are in sight of others. The store gets its password's hash.
 _STORE_SCRIPT = f"""\
+digest=$(printf %s "$(cat {STORE_SECRET})" | sha256sum | cut -c 1-64)
 exec valkey-server - --dir /data --appendonly yes --maxmemory-policy noeviction <<CONFIGURATION
-requirepass "$(cat {STORE_SECRET})"
+port 0
+tls-port {STORE_PORT}
+tls-cert-file {STORE_CERTIFICATE}
+tls-key-file {STORE_KEY}
+tls-auth-clients no
+user default off
+user paramserver on #$digest resetkeys ~paramserver:* resetchannels -@all {_STORE_RIGHTS}
 CONFIGURATION
 """
 
@@ -68,8 +79,18 @@ def common_files(name: str, containers: Containers) -> Files:
         )
     if containers.own_store:
         files["store.yaml"] = yaml_text(
-            "The store of the coordinator: a Valkey server. Only the coordinator talks to it.", store_objects(name)
+            "The store of the coordinator: a Valkey server, which shows a certificate of its own. Only the\n"
+            "coordinator talks to it, as a user that may do what the coordinator needs. The tag of the image may\n"
+            "move: to say which bytes run, write valkey/valkey@sha256:DIGEST, with the digest that this shows:\n"
+            f"  docker buildx imagetools inspect {STORE_IMAGE}",
+            store_objects(name),
         )
+    files["network.yaml"] = yaml_text(
+        "Who may connect to whom, where the network of the cluster knows policies. Members of the job reach each\n"
+        "other, and only the coordinator reaches the store."
+        + ("" if containers.dashboard == "off" else f"\n{_who_scrapes(containers)}"),
+        network_policies(name, containers),
+    )
     if containers.dashboard != "off":
         files["monitoring.yaml"] = _monitoring(name, containers)
     return files
@@ -133,7 +154,7 @@ def secret_name(name: str, role: str) -> str:
 
 def store_url(name: str) -> str:
     """The address of the store that is started along with the job."""
-    return f"redis://{name}-store:{STORE_PORT}/0"
+    return f"rediss://paramserver@{name}-store:{STORE_PORT}/0?ssl_ca_certs={STORE_CERTIFICATE}"
 
 
 def secrets_text(name: str, containers: Containers) -> str:
@@ -146,9 +167,14 @@ def secrets_text(name: str, containers: Containers) -> str:
             for role in ("coordinator", "server", "worker")
         ]
     if containers.password_file:
-        source = "openssl rand -hex 24 | " if containers.own_store else ""
-        where = "/dev/stdin" if containers.own_store else "FILE"
-        commands.append(source + _secret_command(f"{name}-store", f"password={where}"))
+        made = _secret_command(f"{name}-store", f"password={'/dev/stdin' if containers.own_store else 'FILE'}")
+        if containers.own_store:
+            commands.append(
+                "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 "
+                f"-subj /CN={name}-store -addext subjectAltName=DNS:{name}-store -keyout store.key -out store.crt"
+            )
+            made = f"openssl rand -hex 24 | {made} --from-file=tls.crt=store.crt --from-file=tls.key=store.key"
+        commands.append(made)
     if containers.checkpoints.by_url:
         commands.append(
             f"kubectl create secret generic {volumes.storage_keys(name)} --from-env-file=storage.env   "
@@ -211,7 +237,7 @@ def coordinator_pod(name: str, containers: Containers, restart: str) -> Object:
     ]
     if containers.password_file:
         container["volumeMounts"].append(_store_mount())
-        more.append(_store_volume(name))
+        more.append(_store_volume(name, "password", *(["tls.crt"] if containers.own_store else [])))
     template = _template(request, name, "coordinator", container, more, restart)
     # A change of the configuration changes the pod, and so reaches it.
     digest = hashlib.sha256(config_map(name, containers)["data"]["cluster.toml"].encode()).hexdigest()
@@ -285,7 +311,7 @@ def store_objects(name: str) -> list[Object]:
             _store_mount(),
         ],
     }
-    mounted = [{"name": "tmp", "emptyDir": {}}, _store_volume(name)]
+    mounted = [{"name": "tmp", "emptyDir": {}}, _store_volume(name, "password", "tls.crt", "tls.key")]
     spec = {
         "serviceName": f"{name}-{role}",
         "replicas": 1,
@@ -295,6 +321,44 @@ def store_objects(name: str) -> list[Object]:
     }
     store = kubernetes_object("apps/v1", "StatefulSet", metadata(name, role), spec=spec)
     return [service(name, role, STORE_PORT, "valkey"), store]
+
+
+def network_policies(name: str, containers: Containers) -> list[Object]:
+    """Who may connect to the pods of the job. What pods connect to by themselves is not limited, but for the store."""
+    members = {
+        "matchLabels": {key: value for key, value in labels(name, "").items() if value},
+        "matchExpressions": [
+            {"key": "app.kubernetes.io/component", "operator": "In", "values": ["coordinator", "server", "worker"]}
+        ],
+    }
+    allowed: list[Object] = [{"from": [{"podSelector": members}]}]
+    ports = {int(where.rpartition(":")[2]) for where in (containers.dashboard, containers.metrics) if where != "off"}
+    if ports:
+        everywhere: Object = {"podSelector": {}} if containers.request.insecure else {"namespaceSelector": {}}
+        open_ports = [{"port": port, "protocol": "TCP"} for port in sorted(ports)]
+        allowed.append({"from": [everywhere], "ports": open_ports})
+    spec = {"podSelector": members, "policyTypes": ["Ingress"], "ingress": allowed}
+    found = [_policy(metadata(name, "job", "members"), spec)]
+    if containers.own_store:
+        caller = {"podSelector": {"matchLabels": labels(name, "coordinator")}}
+        spec = {
+            "podSelector": {"matchLabels": labels(name, "store")},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [caller], "ports": [{"port": STORE_PORT, "protocol": "TCP"}]}],
+            "egress": [],
+        }
+        found.append(_policy(metadata(name, "store"), spec))
+    return found
+
+
+def _policy(meta: Object, spec: Object) -> Object:
+    return kubernetes_object("networking.k8s.io/v1", "NetworkPolicy", meta, spec=spec)
+
+
+def _who_scrapes(containers: Containers) -> str:
+    if containers.request.insecure:
+        return "Page and metrics: every pod of this namespace, as there is no token."
+    return "Page and metrics, which take a token: every pod of the cluster, since Prometheus may be anywhere."
 
 
 def service(name: str, role: str, port: int, port_name: str) -> Object:
@@ -378,5 +442,7 @@ def _store_mount() -> Object:
     return {"name": "store", "mountPath": STORE_SECRET.rpartition("/")[0], "readOnly": True}
 
 
-def _store_volume(name: str) -> Object:
-    return {"name": "store", "secret": {"secretName": f"{name}-store", "defaultMode": Octal(0o440)}}
+def _store_volume(name: str, *keys: str) -> Object:
+    items = [{"key": key, "path": key} for key in keys]
+    secret = {"secretName": f"{name}-store", "defaultMode": Octal(0o440), "items": items}
+    return {"name": "store", "secret": secret}

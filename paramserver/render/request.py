@@ -42,6 +42,10 @@ COMPOSE_STORE = "redis://paramserver@redis:6379/0"
 COMPOSE_STORE_PASSWORD = "/certs/redis.password"
 # In containers, other users may read the files here.
 STORE_SECRET = "/run/secrets/paramserver/password"
+# Beside it in pods: the certificate of the store that is started along with the job, and its key.
+STORE_CERTIFICATE, STORE_KEY = "/run/secrets/paramserver/tls.crt", "/run/secrets/paramserver/tls.key"
+# What a user of the store has to be allowed, see docs/store.md.
+STORE_COMMANDS = "ping select info time eval evalsha hmget get set hget hset hdel del pexpire pttl"
 STATE = "/var/lib/paramserver"
 # The only place where the image may write, temporary files aside: results, and checkpoints.
 RESULTS = "/data"

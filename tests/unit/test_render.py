@@ -151,7 +151,7 @@ def test_tls_unless_it_is_expressly_not_wanted(target: str, tmp_path: Path) -> N
     files = rendered(target, security__certs="", security__insecure=True)
     for loaded in (coordinator_settings(target, files, tmp_path), member_settings(target, files, "worker")):
         assert (loaded.security.certs, loaded.security.insecure) == ("", True)
-    assert "certs" not in "".join(files.values())
+    assert "certs" not in "".join(files.values()).replace("ssl_ca_certs=", "")  # of the store, which has its own
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -195,12 +195,13 @@ def test_addresses_in_containers(tmp_path: Path) -> None:
 def test_a_store_of_its_own_or_another_one(target: str, tmp_path: Path) -> None:
     own = rendered(target)
     cluster = coordinator_settings(target, own, tmp_path).cluster
-    assert cluster.store == "redis://paramserver-store:6379/0"
+    certificate = "/run/secrets/paramserver/tls.crt"
+    assert cluster.store == f"rediss://paramserver@paramserver-store:6379/0?ssl_ca_certs={certificate}"
     assert cluster.store_password_file == "/run/secrets/paramserver/password"
     assert "store.yaml" in own
     script = containers(own)["store"]["command"][2]
     # $$ is a $ for Kubernetes, and then the shell reads the file.
-    assert 'requirepass "$$(cat /run/secrets/paramserver/password)"' in script
+    assert 'printf %s "$$(cat /run/secrets/paramserver/password)" | sha256sum' in script
 
     other = rendered(target, cluster__store="rediss://h:6380/1")
     cluster = coordinator_settings(target, other, tmp_path).cluster
@@ -413,7 +414,7 @@ def test_without_a_directory_everything_is_printed(capsys: pytest.CaptureFixture
     assert code == 0
     kinds = [one["kind"] for one in yaml.safe_load_all(out)]
     assert kinds.count("StatefulSet") == 2
-    assert len(kinds) == 12
+    assert len(kinds) == 14
     assert "parallelism: 3" in out
     code, out, _ = run(capsys, "systemd", config=EXAMPLE, prefix="/srv/ps/")
     assert code == 0

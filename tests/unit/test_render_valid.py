@@ -323,6 +323,49 @@ def test_services_lead_to_pods(request_: Request) -> None:
     assert servers["spec"]["serviceName"] in {service["metadata"]["name"] for service in services}
 
 
+def may_connect(policies: Sequence[Any], caller: dict[str, str], pod: dict[str, str], port: int) -> bool:
+    """Whether a network that knows policies lets a pod of the same namespace with these labels connect to another."""
+
+    def chosen(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+        words = selector.get("matchExpressions", ())
+        return selector.get("matchLabels", {}).items() <= labels.items() and all(
+            one["operator"] == "In" and labels.get(one["key"]) in one["values"] for one in words
+        )
+
+    def lets_in(rule: dict[str, Any]) -> bool:
+        ports = [one["port"] for one in rule.get("ports", ())]
+        peers = [chosen(one[kind], caller) for one in rule["from"] for kind in one]
+        return (not ports or port in ports) and any(peers)
+
+    rules = [one["spec"]["ingress"] for one in policies if chosen(one["spec"]["podSelector"], pod)]
+    return not rules or any(lets_in(rule) for ingress in rules for rule in ingress)
+
+
+@pytest.mark.parametrize("target", ["k8s", "jobset"])
+def test_only_members_connect_to_members_and_only_the_coordinator_to_the_store(target: str, request_: Request) -> None:
+    """There were no policies: every pod of the cluster could connect to every port."""
+    objects = kubernetes_objects(target, request_)
+    policies = [one for one in objects if one["kind"] == "NetworkPolicy"]
+    labels: dict[str, dict[str, str]] = {}
+    for _, template in pod_templates(objects):
+        found = template["metadata"]["labels"]
+        labels[found["app.kubernetes.io/component"]] = found
+    if target == "jobset":
+        for job in jobset(request_)["spec"]["replicatedJobs"]:
+            labels[job["name"]] = job["template"]["spec"]["template"]["metadata"]["labels"]
+    stranger = {"app": "another"}
+    members = ("coordinator", "server", "worker")
+    for pod in members:
+        assert all(may_connect(policies, labels[caller], labels[pod], 8790) for caller in members)
+        assert not may_connect(policies, stranger, labels[pod], 8790)
+        assert may_connect(policies, stranger, labels[pod], 8780), "Prometheus reads metrics"
+    if "store" in labels:
+        reach = {name for name, own in labels.items() if may_connect(policies, own, labels["store"], 6379)}
+        assert reach == {"coordinator"}
+        assert not may_connect(policies, stranger, labels["store"], 6379)
+        assert not may_connect(policies, labels["coordinator"], labels["store"], 22)
+
+
 # ---- JobSet
 
 
