@@ -75,7 +75,7 @@ def init(config: str | os.PathLike[str] | None = None, **overrides: object) -> C
     if settings.cluster.coordinator:
         check_before(_contexts, launched=ENV_INDEX in os.environ or is_part())
         with _background() as background:
-            security = _security(settings)
+            security = _security(settings, settings.cluster.coordinator)
             coordinator = to_coordinator(settings.cluster.coordinator, security)
             if ENV_INDEX not in os.environ:  # the launcher has given its workers everything
                 theirs = background.run(fetch(coordinator, settings))
@@ -174,7 +174,7 @@ class Client(RawClient):
             # observer at first, and takes the job's settings as they are.
             own = address == settings.cluster.coordinator
             with _background() as background:
-                security = _security(settings)
+                security = _security(settings, address)
                 coordinator_channel = to_coordinator(address, security)
                 role = types_pb2.ROLE_WORKER if own else types_pb2.ROLE_OBSERVER
                 engine = _connected(settings, background, coordinator_channel, security, own, role)
@@ -222,10 +222,11 @@ def _background() -> Iterator[Background]:
         raise
 
 
-def _security(settings: Settings) -> Security:
+def _security(settings: Settings, coordinator: str) -> Security:
     from paramserver.pki.security import load_security
 
-    return load_security(settings, "worker")
+    cluster = settings.cluster.model_copy(update={"coordinator": coordinator})
+    return load_security(settings.model_copy(update={"cluster": cluster}), "worker")
 
 
 def _settings(config: str | os.PathLike[str] | None, overrides: Mapping[str, object]) -> Settings:

@@ -28,7 +28,7 @@ COMMANDS = {
     "start": ("train.start:app", "Start a coordinator, server or worker here."),
     "status": ("look.status:status", "Show a running job."),
     "top": ("look.top:top", "Watch a running job on the whole terminal."),
-    "dashboard": ("look.dashboard:dashboard", "Print the address of a job's page."),
+    "dashboard": ("look.dashboard:dashboard", "Print a link to a job's page."),
     "logs": ("look.logs:logs", "Print the output of the processes of a job of run."),
     "report": ("train.report:report", "Tell what happened in a run, as one file."),
     "trace": ("record.trace:trace", "Record what all processes of a running job do."),

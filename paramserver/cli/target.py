@@ -98,7 +98,7 @@ def find_target(where: Where) -> Target:
         else:
             addresses, token = found.coordinator, found.admin_token
             given = {"security.certs": certs or found.certs or None, "security.insecure": insecure or found.insecure}
-            settings = load_settings(overrides=given)
+            settings = load_settings(overrides={**given, "cluster.coordinator": addresses})
     assert split_addresses(addresses)
     directory = Path(settings.security.certs) if settings.security.certs else None
     role = "admin"

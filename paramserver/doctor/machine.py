@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paramserver.config import Settings
+from paramserver.config.private import secure_runtime_directory
 from paramserver.doctor.finding import Finding, Level, clean, is_writable_directory, sentence
 from paramserver.errors import ConfigError
-from paramserver.machine.runtime import secure_runtime_directory
 from paramserver.transport.shm.meeting import Meeting
 
 MIN_OPEN_FILES = 1024

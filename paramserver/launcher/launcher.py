@@ -10,6 +10,7 @@ import secrets
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +21,8 @@ from pydantic import SecretStr
 
 from paramserver import errors
 from paramserver.checkpoint.owner import Holding
-from paramserver.config import Settings, hide_password
+from paramserver.config import Settings, env_name, hide_password
+from paramserver.config.private import temporary_directory
 from paramserver.launcher.display import Display, make_display
 from paramserver.launcher.input import Input
 from paramserver.launcher.poll import POLL_S, Poll
@@ -31,9 +33,9 @@ from paramserver.launcher.spawn import Spawner, preload, starter_of
 from paramserver.launcher.supervisor import Supervisor
 from paramserver.logs import complain
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
-from paramserver.machine.runtime import temporary_directory
 from paramserver.machine.torchrun import refuse_each_alone
 from paramserver.machine.valkey import EmbeddedStore
+from paramserver.pki.nearby import point_at_token, write_token
 from paramserver.pki.security import load_security
 from paramserver.preload.starter import Preloading
 from paramserver.processes.alive import process_birth
@@ -53,7 +55,9 @@ from paramserver.resume.holding import hold_for_run
 from paramserver.transport import grpc
 from paramserver.transport.base import Channel
 from paramserver.transport.security.policy import ADMIN, COORDINATOR, SERVER
+from paramserver.transport.security.tokens import Tokens
 from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.web.tickets import page_link
 
 # For scripts, after a signal: their exit functions and files; after Ctrl-C, whatever they do at a KeyboardInterrupt.
 _WORKER_PATIENCE_S = 5.0
@@ -134,12 +138,21 @@ class Launcher:
         self._display: Display = make_display(settings.log.interval_s, settings.log.format == "json")
         self._token = secrets.token_urlsafe(32)
         own = settings.security.model_copy(update={"admin_token": SecretStr(self._token)})
-        self._security = load_security(settings.model_copy(update={"security": own}), ADMIN)
-        self._report = Reporting(self._settings, [self._token])
+        anywhere = settings.cluster.model_copy(update={"coordinator": ""})  # no other job's token counts
+        self._security = load_security(settings.model_copy(update={"security": own, "cluster": anywhere}), ADMIN)
+        # Empty: the user has named a file with one.
+        self._join_token = ""
+        if self._security.join.path is None:
+            self._join_token = self._security.join.first() or secrets.token_urlsafe(32)
+            self._security.join = Tokens([self._join_token])
+        self._report = Reporting(self._settings, [self._token, *filter(None, [self._join_token])])
         # The last line that was said, and the lines at the end of a run with a result.
         self._said = ""
         self._last_lines: list[str] = []
         self._directory = Path()
+        self._token_files: dict[str, str] = {}
+        # Where other commands of this user find the join token.
+        self._published_token: Path | None = None
         # Where the user wants checkpoints; empty: nowhere.
         self._wanted_checkpoints = ""
         self._logs: Logs | None = None
@@ -161,6 +174,7 @@ class Launcher:
         self._signal = loop.create_future()
         listen(self._on_signal, self._hand_on)
         self._directory = temporary_directory()
+        self._token_files = self._write_tokens()
         self._keep_checkpoints()
         self._guard = Guard()
         self._guard.tell("directory", self._directory)
@@ -272,6 +286,17 @@ class Launcher:
         if not self._settings.run.ddp:  # steps and samples are the script's own
             self._display.update(status)
 
+    def _write_tokens(self) -> dict[str, str]:
+        """Write this run's tokens into files of its directory; returns the variables that name the files."""
+        tokens = {"security.admin_token_file": self._token, "security.token_file": self._join_token}
+        variables = {}
+        for key, token in tokens.items():
+            if token:
+                path = self._directory / key.removeprefix("security.")
+                write_token(path, token)
+                variables[env_name(key)] = str(path)
+        return variables
+
     def _keep_checkpoints(self) -> None:
         """Without a place of its own the job can still go back to a checkpoint as long as it runs."""
         wanted = self._settings.checkpoint
@@ -311,7 +336,7 @@ class Launcher:
             self._guard,
             self._output,
             (store, name),
-            self._token,
+            self._token_files,
             holding,
             starter_of(self._function and self._function[0], self._guard, self._preloading),
             Input(say_soon),
@@ -332,6 +357,8 @@ class Launcher:
         pid = os.getpid()
         logs = str(self._directory / "logs")
         birth = process_birth(pid)
+        join_file = self._security.join.path or Path(self._token_files[env_name("security.token_file")])
+        self._published_token = point_at_token(self._address, join_file)
         certs = settings.security.certs and str(Path(settings.security.certs).absolute())
         self._published = Job(self._job, self._address, pid, time.time(), birth, self._token, certs, logs=logs)
         publish_job(self._published)
@@ -339,11 +366,13 @@ class Launcher:
             await supervisor.start_server(index)
         for index in range(settings.cluster.workers):
             await supervisor.start_worker(index)
+        page, alone = spawner.dashboard, sys.stdout.isatty()
         self._say(
             f"job {self._job}: {settings.cluster.servers} servers, {settings.cluster.workers} workers, "
-            f"coordinator at {self._address}, store {name}"
-            + (f", dashboard at {spawner.dashboard}" if spawner.dashboard else ""),
+            f"coordinator at {self._address}, store {name}" + (f", dashboard at {page}" if page and not alone else ""),
         )
+        if page and alone:  # a link opens the page once, and others could read it in a file
+            self._display.line("", f"dashboard at {page_link(page, self._security.join)}")
         if line := cost_of_a_loss(settings, not self._wanted_checkpoints):
             self._say(line)
         return supervisor
@@ -434,6 +463,8 @@ class Launcher:
             await leave(self._holding, True)
         if self._published is not None:
             withdraw_job(self._published)
+        if self._published_token is not None:
+            self._published_token.unlink(missing_ok=True)
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._guard is not None:
             self._guard.close()

@@ -34,8 +34,9 @@ _PRELOADED = python("paramserver.roles.preloaded")
 class Spawner:
     """Starts the processes of one run. ``output(name)`` makes what takes a stream of a process.
 
-    ``store``: URL and shown name of the store. ``holding``: of the place of the checkpoints. ``starter``: how processes
-    are made. ``given``: the standard input of workers. ``fresh``: an earlier job of this name does not count.
+    ``store``: URL and shown name of the store. ``token_files``: variables that name the files with the run's tokens.
+    The operators' token is for the coordinator alone. ``holding``: of the place of the checkpoints. ``starter``: how
+    processes are made. ``given``: the standard input of workers. ``fresh``: an earlier job of this name does not count.
     ``address``: of the coordinator, once it was started; ``dashboard``: the URL of its page, or "". A coordinator that
     is started again keeps both.
     """
@@ -48,7 +49,7 @@ class Spawner:
         guard: Guard,
         output: Callable[[str], Output],
         store: tuple[str, str],
-        admin_token: str,
+        token_files: Mapping[str, str],
         holding: Holding,
         starter: Starter,
         given: Input,
@@ -62,10 +63,11 @@ class Spawner:
         self._output = output
         self._starter = starter
         self._input = given
+        self._join = {key: path for key, path in token_files.items() if key == env_name("security.token_file")}
         self._secrets = {
             env.ENV_STORE: store[0],
             env.ENV_STORE_NAME: store[1],
-            env_name("security.admin_token"): admin_token,
+            **token_files,
             env.ENV_HISTORIES: json.dumps(holding.histories),
             env.ENV_PRIVATE: "1" if holding.private else "",
             env.ENV_FRESH: "1" if fresh else "",
@@ -161,7 +163,7 @@ class Spawner:
         """The variables of this package."""
         internal = {n: v for n, v in os.environ.items() if n.startswith(f"{ENV_PREFIX}INTERNAL_")}
         # An empty PARAMSERVER_CONFIG: the variables say everything, no file is read again.
-        return {**internal, **self._settings.as_environment(), f"{ENV_PREFIX}CONFIG": ""}
+        return {**internal, **self._settings.as_environment(), **self._join, f"{ENV_PREFIX}CONFIG": ""}
 
 
 async def preload(

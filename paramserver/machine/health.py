@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def security_of(sign: Sign) -> Security:
 
     facts = {
         "security.certs": sign.certs,
-        "security.token_file": sign.token_file or None,
+        "security.token_file": sign.token_file if os.path.exists(sign.token_file) else None,
         "security.insecure": sign.insecure,
     }
     return load_security(load_settings(overrides=facts), sign.role)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paramserver.config import is_address, is_job_name, split_addresses
+from paramserver.config.private import check_private, runtime_directory, sweep_tokens
 from paramserver.errors import ConfigError, UnavailableError
-from paramserver.machine.runtime import check_private, read, runtime_directory, write
+from paramserver.machine.runtime import read, write
 from paramserver.processes.alive import is_alive
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def list_jobs() -> list[Job]:
         check_private(directory)
     except FileNotFoundError:
         return []
+    sweep_tokens(directory)
     jobs = []
     for path in sorted(directory.glob("*.json")):
         job = read(path, Job)

@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paramserver.machine.runtime import read, state_root, write
+from paramserver.config.private import state_root
+from paramserver.machine.runtime import read, write
 
 # Older runs are forgotten.
 _KEPT = 100

@@ -14,8 +14,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paramserver.config.private import runtime_directory, secure_runtime_directory
 from paramserver.errors import ConfigError
-from paramserver.machine.runtime import read, runtime_directory, secure_runtime_directory, sweep, write
+from paramserver.machine.runtime import read, sweep, write
 from paramserver.processes.alive import is_alive, process_birth
 
 # After this silence a process counts as hanging, seconds.

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from paramserver import errors, logs
-from paramserver.config import NO_CHECKPOINTS, Settings, hide_password, load_settings
+from paramserver.config import NO_CHECKPOINTS, Settings, hide_password, load_settings, split_addresses
+from paramserver.config.private import state_root
 from paramserver.machine.hosts import coordinator_place, server_place
 from paramserver.machine.jobs import Job, publish_job, withdraw_job
 from paramserver.machine.presence import Presence
-from paramserver.machine.runtime import state_root
 from paramserver.processes.alive import process_birth
 from paramserver.processes.ends import listen
 from paramserver.processes.environment import ENV_WISH, JOB_FAILED_CODE, is_part
@@ -67,6 +67,7 @@ def start_coordinator(settings: Settings, options: Options) -> int:
 
 
 async def _coordinate(settings: Settings, options: Options) -> int:
+    from paramserver.pki.nearby import share_token, token_path, write_token
     from paramserver.pki.security import load_security
     from paramserver.roles.coordinating import Coordinating
     from paramserver.roles.dashboard import Dashboard
@@ -80,6 +81,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
     await security.check_listen(host)
     await check_checkpoints(settings, host)
     cluster = settings.cluster
+    own = share_token(security, cluster.job, [join(advertised, port), *split_addresses(cluster.coordinator)])
     with _store(settings) as (url, store_name):
         if store_name != hide_password(cluster.store):
             # An earlier coordinator of this store has ended, or it would hold the directory.
@@ -96,6 +98,9 @@ async def _coordinate(settings: Settings, options: Options) -> int:
         listen(coordinating.on_signal)
         server = await grpc.serve([("Coordinator", coordinating.endpoint)], host, port, security)
         coordinating.address = join(advertised, server.port)
+        token_file = token_path(coordinating.address) if own else security.join.path
+        if own and token_file is not None:
+            write_token(token_file, own)
         dashboard = Dashboard(settings, security, coordinating.endpoint)
         await dashboard.start(advertised, again=options.resume)
         coordinating.dashboard, coordinating.show_end = dashboard.url, dashboard.show_end
@@ -124,7 +129,7 @@ async def _coordinate(settings: Settings, options: Options) -> int:
             if dashboard.url:
                 logs.say(f"dashboard at {dashboard.url}")
 
-        with _present("coordinator", settings, near) as presence:
+        with _present("coordinator", settings, near, token_file) as presence:
             beating = asyncio.create_task(_beat(lambda: presence.update(name="coordinator", ready=coordinating.leads)))
             try:
                 return await coordinating.run(leading)
@@ -261,7 +266,7 @@ async def _serve(settings: Settings, config: Path | None, overrides: dict[str, o
         else:
             presence.update(name=member.session.name or "server", ready=bool(member.session.member), state="serving")
 
-    with _present("server", settings, "") as presence:
+    with _present("server", settings, "", security.join.path) as presence:
         beating = asyncio.create_task(_beat(beat))
         try:
             fetching = asyncio.create_task(fetch(coordinator, settings, server=True))
@@ -328,14 +333,15 @@ def _beat_until_joined(presence: Presence) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _present(role: str, settings: Settings, address: str) -> Iterator[Presence]:
+def _present(role: str, settings: Settings, address: str, token_file: Path | None = None) -> Iterator[Presence]:
+    """``token_file``: with the token that calls to ``address`` have to show."""
     wanted = settings.security
     presence = Presence.publish(
         role,
         settings.cluster.job,
         address,
         certs=str(Path(wanted.certs).absolute()) if wanted.certs else "",
-        token_file=str(Path(wanted.token_file).absolute()) if wanted.token_file else "",
+        token_file=str(token_file.absolute()) if token_file else "",
         insecure=wanted.insecure,
     )
     try:

@@ -6,9 +6,7 @@ the admin token. A browser shows no certificate. It exchanges a token for a sess
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
-import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -18,10 +16,11 @@ from urllib.parse import urlsplit
 
 from paramserver.transport.security.access import ADMIN_KEY, Security
 from paramserver.transport.security.tls import server_name
+from paramserver.web.tickets import SESSION_S, Kind, ticket, token_of
 
 COOKIE = "paramserver-session"
-SESSION_S = 8 * 3600.0
-MAX_SESSIONS = 256
+# Links that were used and sessions that were ended, until their time is over. Only who knows a token can make them.
+MAX_SPENT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +53,18 @@ class Access:
     """Decides about requests by their heads. ``names``: further names under which this host is reached."""
 
     def __init__(
-        self, security: Security, names: frozenset[str] = frozenset(), clock: Callable[[], float] = time.monotonic
+        self,
+        security: Security,
+        names: frozenset[str] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._security = security
         self._names = names | {"localhost", server_name(security.role or "coordinator")}
         self._clock = clock
-        # Digest of the session's number -> (end, token). The newest one is last.
-        self._sessions: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._wall = wall
+        # Tickets that count no more. The newest one is last.
+        self._spent: OrderedDict[str, None] = OrderedDict()
 
     def check(self, request: Request) -> Refused | None:
         """None if the request may go on."""
@@ -124,26 +128,36 @@ class Access:
         return bool(self._security.admin) and any(self._security.admin.accept(token) for token in tokens)
 
     def log_in(self, token: str) -> str | None:
-        """A new session for a token that is right; None if it is wrong.
+        """A new session for a token that is right, or for a link that nobody has used; None if it is wrong.
 
         Wrong tokens lock nobody out: a token has at least `MIN_TOKEN_CHARS` signs, and can be tried in other requests.
         """
+        if linked := self._holder(token, "link"):
+            self._spend(token)
+            token = linked
         if not (self._security.join.accept(token) or self._security.admin.accept(token)):
             return None
-        session = secrets.token_urlsafe(32)
-        self._sessions[_digest(session)] = (self._clock() + SESSION_S, token)
-        while len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
-        return session
+        return ticket("session", token, self._wall() + SESSION_S)
 
     def log_out(self, request: Request) -> None:
         """End the caller's session."""
-        self._sessions.pop(_digest(_cookie(request)), None)
+        if self._session(request):
+            self._spend(_cookie(request))
 
     def _session(self, request: Request) -> str:
         """The token with which the caller logged in; empty: none. It still has to be accepted."""
-        end, token = self._sessions.get(_digest(_cookie(request)), (0.0, ""))
-        return token if self._clock() < end else ""
+        return self._holder(_cookie(request), "session")
+
+    def _holder(self, shown: str, kind: Kind) -> str:
+        """The token that the owner of a ticket has had; empty if the ticket does not count."""
+        if not shown or shown in self._spent:
+            return ""
+        return token_of(shown, kind, (*self._security.join.current(), *self._security.admin.current()), self._wall())
+
+    def _spend(self, shown: str) -> None:
+        self._spent[shown] = None
+        while len(self._spent) > MAX_SPENT:
+            self._spent.popitem(last=False)
 
 
 def open_to_all(request: Request) -> bool:
@@ -156,13 +170,14 @@ def _navigates(request: Request) -> bool:
     return request.method == "GET" and request.path == "/"
 
 
+def cookie_name(request: Request) -> str:
+    """The name of the session's cookie: a browser sends the cookies of all ports of a host to each of them."""
+    return f"{COOKIE}-{request.headers.get('host', '').rpartition(':')[2]}"
+
+
 def _cookie(request: Request) -> str:
     try:
-        found = SimpleCookie(request.headers.get("cookie", "")).get(COOKIE)
+        found = SimpleCookie(request.headers.get("cookie", "")).get(cookie_name(request))
     except CookieError:
         return ""
     return found.value if found is not None else ""
-
-
-def _digest(session: str) -> str:
-    return hashlib.sha256(session.encode()).hexdigest()

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from paramserver import errors
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.web import models
-from paramserver.web.access import COOKIE, SESSION_S, Access
+from paramserver.web.access import Access, cookie_name
 from paramserver.web.facts import ledger_of
 from paramserver.web.feed import Feed
 from paramserver.web.guard import BODY_S, BROKEN, TOO_MUCH, App, Guard, TooMuchError, head_of
@@ -24,6 +24,7 @@ from paramserver.web.metrics.job import METRICS, samples
 from paramserver.web.metrics.targets import targets_of
 from paramserver.web.operations import OPERATIONS, PREFIX, openapi
 from paramserver.web.page.files import contents
+from paramserver.web.tickets import SESSION_S
 
 MAX_STREAMS = 64
 # How long commands may take, as those of the command line.
@@ -128,16 +129,16 @@ class Api:
         if session is None:
             return JSONResponse({"error": "this is no token of this job"}, 401)
         response = _json(models.Done(message="logged in"))
-        response.set_cookie(
-            COOKIE, session, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=self._secure
-        )
+        name, age_s = cookie_name(head_of(request.scope)), int(SESSION_S)
+        response.set_cookie(name, session, max_age=age_s, httponly=True, samesite="strict", secure=self._secure)
         return response
 
     async def logout(self, request: Request) -> Response:
         """End the session."""
-        self._access.log_out(head_of(request.scope))
+        head = head_of(request.scope)
+        self._access.log_out(head)
         response = _json(models.Done(message="logged out"))
-        response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self._secure)
+        response.delete_cookie(cookie_name(head), httponly=True, samesite="strict", secure=self._secure)
         return response
 
     # ---- commands

@@ -302,7 +302,7 @@ class Session(Model):
 class Login(Model):
     """A token in exchange for a session cookie."""
 
-    token: str = Field(max_length=4096)
+    token: str = Field(max_length=4096, description="A token of the job, or the key of a link to the page.")
 
 
 class ChangeConsistency(Model):

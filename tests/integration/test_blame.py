@@ -54,13 +54,14 @@ def test_the_page_names_a_worker_that_was_slowed_on_purpose(place: Place, slow: 
     assert found is not None
 
     def said() -> list[str]:
-        with urllib.request.urlopen(f"{found[1]}/api/v1/status", timeout=20.0) as answer:
+        asked = urllib.request.Request(f"{found[1]}/api/v1/status", headers=place.reader())
+        with urllib.request.urlopen(asked, timeout=20.0) as answer:
             status: Any = json.load(answer)
         blame: list[str] = status["blame"]
         return [line for line in blame if "worker-1" in line and line.endswith(str(cause))]
 
     with Browser(place.work / "profile") as browser:
-        browser.open(found[1])
+        browser.open(place.page())
         until("worker-1 is named", said, 90.0)
         until("the page says the same", lambda: any(line in browser.text("#blame") for line in said()), 30.0)
     place.paramserver("stop").check()

@@ -75,7 +75,7 @@ def post(url: str, body: object, headers: dict[str, str]) -> tuple[int, Any]:
 
 def admin_token(place: Place, job: str) -> str:
     """The token that this user's commands show."""
-    (path,) = place.temporary.rglob(f"{job}.json")
+    path = place.runtime / f"{job}.json"
     return Job(**json.loads(path.read_text())).admin_token
 
 
@@ -103,20 +103,20 @@ def test_the_page_shows_what_the_api_says_and_follows_the_job(place: Place, mode
     run = place.launch("run", TRAIN, *fleet, "--", *PACE)
     url = address_of(run)
     api = f"{url}/api/v1"
-    until("training", lambda: get(f"{api}/status")["state"] == "training", 60.0)
+    until("training", lambda: get(f"{api}/status", place.reader())["state"] == "training", 60.0)
     with Browser(place.work / "profile") as browser:
-        browser.open(url)
-        until("the sentence", lambda: browser.text("h1") == get(f"{api}/status")["sentence"], 30.0)
+        browser.open(place.page())
+        until("the sentence", lambda: browser.text("h1") == get(f"{api}/status", place.reader())["sentence"], 30.0)
         until("page and API say the same", lambda: browser.value(SHOWN) == [], 30.0)
         until("curves", lambda: browser.value("document.querySelectorAll('#charts canvas').length") >= 1, 30.0)
 
         wish = {"mode": "async", "staleness": 5}
         assert post(f"{api}/consistency", wish, {})[0] == 401
-        token = admin_token(place, get(f"{api}/status")["job"])
-        assert place.paramserver("dashboard").check().out.strip() == url
+        token = admin_token(place, get(f"{api}/status", place.reader())["job"])
+        assert place.page().startswith(f"{url}/#key=")
         assert place.paramserver("dashboard", "--token").check().out.strip() == token
         assert post(f"{api}/consistency", wish, {"paramserver-admin": token, "origin": "http://evil.example"})[0] == 403
-        assert get(f"{api}/status")["staleness"] != 5
+        assert get(f"{api}/status", place.reader())["staleness"] != 5
         assert browser.value("document.querySelector('#form-consistency')") is None
         log_in(browser, "wrong")
         until("the refusal", lambda: "no token of this job" in browser.text("#admin-login"), 30.0)
@@ -128,7 +128,9 @@ def test_the_page_shows_what_the_api_says_and_follows_the_job(place: Place, mode
         until("a checkpoint", lambda: "is complete" in browser.text("#said"), 60.0)
         assert re.match(r"Wrote step-\d+-t\d+ to ", place.paramserver("checkpoint", "now").check().out)
 
-        (coordinator,) = [p["pid"] for p in get(f"{api}/status")["processes"] if p["role"] == "coordinator"]
+        (coordinator,) = [
+            p["pid"] for p in get(f"{api}/status", place.reader())["processes"] if p["role"] == "coordinator"
+        ]
         os.kill(coordinator, signal.SIGKILL)
         until("another coordinator", lambda: "another coordinator leads" in browser.text("#events"), 60.0)
         assert "the mode is async with staleness 5 now" in browser.text("#events")
@@ -150,9 +152,9 @@ def test_the_page_ends_as_the_report_of_a_run(place: Place) -> None:
     """Done, with all that was promised; a worker that was asked to leave is not red; then nothing is asked any more."""
     run = place.launch("run", TRAIN, "--workers", "3", "--report", "r.html", "--", "--epochs", "24", "--pace", "0.1")
     url = address_of(run)
-    until("training", lambda: get(f"{url}/api/v1/status")["state"] == "training", 60.0)
+    until("training", lambda: get(f"{url}/api/v1/status", place.reader())["state"] == "training", 60.0)
     with Browser(place.work / "profile") as browser:
-        browser.open(url)
+        browser.open(place.page())
         until("workers", lambda: browser.value("document.querySelectorAll('#workers tbody tr').length") == 3, 30.0)
         place.paramserver("drain", "worker-2").check()
         assert run.wait().code == 0
@@ -207,10 +209,10 @@ def test_a_page_for_everybody(place: Place) -> None:
     """Accessible by rules that a program can check, with the keyboard alone, small, and painted soon."""
     run = place.launch("run", TRAIN, "--workers", "2", "--checkpoint-every", "10", "--", *PACE)
     url = address_of(run)
-    until("training", lambda: get(f"{url}/api/v1/status")["metrics"], 60.0)
+    until("training", lambda: get(f"{url}/api/v1/status", place.reader())["metrics"], 60.0)
     with Browser(place.work / "profile") as browser:
         for width, dark in ((1366, False), (390, True)):
-            browser.open(url, width, 844, dark)
+            browser.open(place.page(), width, 844, dark)
             until("curves", lambda: browser.value("document.querySelectorAll('#charts canvas').length") >= 2, 30.0)
             opened = "['#controls', '#ledger-box', '#charts details']"
             browser.value(f"{opened}.forEach(box => document.querySelector(box).open = true)")
@@ -219,7 +221,7 @@ def test_a_page_for_everybody(place: Place) -> None:
             until("numbers", lambda: browser.value("document.querySelectorAll('#charts tbody tr').length") >= 2, 30.0)
         painted = []
         for _ in range(5):
-            browser.open(url)
+            browser.open(place.page())
             until("the job", lambda: "training" in browser.text("h1"), 30.0)
             entries = "performance.getEntriesByName('first-contentful-paint').map(one => one.startTime)[0] ?? 1e9"
             painted.append(browser.value(entries))
@@ -282,9 +284,9 @@ def test_markup_in_names_is_text(place: Place) -> None:
     (place.work / "logs.py").write_text(LOGS)
     run = place.launch("run", "logs.py", "--workers", "1")
     url = address_of(run)
-    until("the value", lambda: MARKUP in get(f"{url}/api/v1/status")["metrics"], 60.0)
+    until("the value", lambda: MARKUP in get(f"{url}/api/v1/status", place.reader())["metrics"], 60.0)
     with Browser(place.work / "profile") as browser:
-        browser.open(url, 390, 844, dark=True)
+        browser.open(place.page(), 390, 844, dark=True)
         until("the value", lambda: MARKUP in browser.text("#charts"), 30.0)
         assert browser.value("document.querySelectorAll('img').length") == 0
         assert browser.value("document.title") != "owned"

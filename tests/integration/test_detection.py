@@ -68,7 +68,11 @@ def test_a_worker_that_stops_is_missed_in_time(
 
     def states() -> list[str]:
         """What the status says of the worker. A process that is killed is forked anew before it counts as failed."""
-        rows = [p for p in describe(fetch_status(address))["processes"] if p["name"] == "worker-1"]
+        rows = [
+            p
+            for p in describe(fetch_status(address, security=place.security(address)))["processes"]
+            if p["name"] == "worker-1"
+        ]
         return [p["state"] if p["pid"] == pid else "replaced" for p in rows]
 
     begun = time.monotonic()

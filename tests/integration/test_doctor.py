@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from paramserver.config import Settings, load_settings
+from paramserver.config.private import ENV_RUNTIME_DIR
 from paramserver.doctor import look_at_coordinator, storage, with_running_job
 from paramserver.doctor.finding import Finding, Level
 from paramserver.doctor.machine import check_meeting
@@ -25,7 +26,6 @@ from paramserver.doctor.software import check_import, try_imports
 from paramserver.errors import ConfigError, NotLeaderError, ParamServerError
 from paramserver.machine import hosts
 from paramserver.machine.jobs import Job, publish_job
-from paramserver.machine.runtime import ENV_RUNTIME_DIR
 from paramserver.membership.joining import versions
 from paramserver.pki import certs
 from paramserver.pki.security import load_security

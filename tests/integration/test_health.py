@@ -16,10 +16,10 @@ import pytest
 
 from paramserver.cli.look.health import health
 from paramserver.config import load_settings
+from paramserver.config.private import ENV_RUNTIME_DIR
 from paramserver.errors import FencedError, NotLeaderError, UnavailableError
 from paramserver.machine.health import callable_address
 from paramserver.machine.presence import STALE_S, Presence
-from paramserver.machine.runtime import ENV_RUNTIME_DIR
 from paramserver.pki import certs
 from paramserver.pki.security import load_security
 from paramserver.transport import grpc as grpc_transport

@@ -23,8 +23,8 @@ def place() -> Iterator[Place]:
     yield from place_fixture()
 
 
-def scraped(url: str) -> Found:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+def scraped(place: Place, url: str) -> Found:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=place.reader()), timeout=30) as answer:
         text = answer.read().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.values()))): sample.value
@@ -46,8 +46,8 @@ def test_each_role_says_what_the_status_says(mode: str, place: Place) -> None:
     until("some steps", steps, 60.0)
     before = place.status()
     members = {p["name"]: p for p in before["processes"] if p["role"] != "coordinator"}
-    found = {name: scraped(process["metrics_url"]) for name, process in members.items()}
-    job = scraped(f"{before['dashboard']}/metrics")
+    found = {name: scraped(place, process["metrics_url"]) for name, process in members.items()}
+    job = scraped(place, f"{before['dashboard']}/metrics")
     after = place.status()
 
     # What the job has done only grows, and the scrapes lie between the two looks.

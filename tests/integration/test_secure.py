@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +102,7 @@ def test_operators_need_the_admin_token(cluster: Cluster) -> None:
 
 def test_without_a_token_of_its_own_a_job_has_one_that_only_this_user_can_read(cluster: Cluster) -> None:
     cluster.coordinator("--workers", "1")
-    (file,) = (cluster.place.temporary / f"paramserver-{os.getuid()}").glob("*.json")
+    (file,) = cluster.place.runtime.glob("*.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     token = json.loads(file.read_text())["admin_token"]
     assert len(token) >= 32

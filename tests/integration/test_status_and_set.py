@@ -15,9 +15,9 @@ from paramserver.cli.look.top import Source
 from paramserver.cli.main import main
 from paramserver.cli.target import NEAR
 from paramserver.config import load_settings
+from paramserver.config.private import ENV_RUNTIME_DIR
 from paramserver.errors import ConfigError, UnavailableError
 from paramserver.machine.jobs import Job, publish_job
-from paramserver.machine.runtime import ENV_RUNTIME_DIR
 from paramserver.pki.security import load_security
 from paramserver.processes.alive import process_birth
 from paramserver.transport import grpc as grpc_transport

@@ -53,7 +53,7 @@ def test_status_and_changes_of_a_running_job(place: Place) -> None:
 
     def look() -> dict[str, Any]:
         """The same as `paramserver status`, without starting a process for it."""
-        return describe(fetch_status(address))
+        return describe(fetch_status(address, security=place.security(address)))
 
     until("steps", lambda: slowest(look(), "version") > slowest(status, "version"), 30.0)
     assert [p["pid"] for p in look()["processes"]] == [p["pid"] for p in status["processes"]]

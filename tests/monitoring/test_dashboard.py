@@ -54,8 +54,9 @@ def queries() -> list[tuple[str, str]]:
 class Prometheus:
     """The server, with the files that ``paramserver render monitoring`` writes. It looks every second."""
 
-    def __init__(self, directory: Path, dashboard: str) -> None:
-        overrides = {"web.dashboard": dashboard, "cluster.coordinator": dashboard, "security.insecure": True}
+    def __init__(self, directory: Path, dashboard: str, token_file: Path) -> None:
+        overrides: dict[str, object] = {"web.dashboard": dashboard, "cluster.coordinator": dashboard}
+        overrides |= {"security.insecure": True, "security.token_file": str(token_file)}
         for name, text in WATCHING["monitoring"](Request(load_settings(overrides=overrides, environ={}))).items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(text.replace("15s", "1s"))
@@ -96,13 +97,16 @@ class Prometheus:
 def test_every_query_of_the_dashboard_has_an_answer(place: Place, tmp_path: Path) -> None:
     script = place.work / "train.py"
     script.write_text(SCRIPT)
+    token_file = tmp_path / "join.token"
+    token_file.touch(mode=0o600)
+    token_file.write_text("a-token-for-prometheus\n")
     sizes = ("--servers", "2", "--workers", "2", "--replicas", "1", "--mode", "async", "--staleness", "2")
-    run = place.launch("run", script, *sizes, "--metrics", "127.0.0.1:0")
+    run = place.launch("run", script, *sizes, "--metrics", "127.0.0.1:0", "--set", f"security.token_file={token_file}")
     run.wait_for(r"dashboard at http://127\.0\.0\.1:\d+")
     found = re.search(r"dashboard at http://([0-9.:]+)", run.out)
     assert found is not None
     assert len(queries()) > 20
-    with Prometheus(tmp_path, found[1]) as prometheus:
+    with Prometheus(tmp_path, found[1], token_file) as prometheus:
         for title, query in queries():
             until(f"{title}: {query}", lambda query=query: prometheus.ask(query), 60.0)  # type: ignore[misc]
         processes = {one["metric"]["process"] for one in prometheus.ask("paramserver_member == 1")}

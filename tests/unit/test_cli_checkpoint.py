@@ -21,10 +21,10 @@ from paramserver.checkpoint.place import Place
 from paramserver.checkpoint.tensorfile import Entry, write_tensors
 from paramserver.cli.look.checkpoint import epochs, is_private
 from paramserver.cli.main import main
+from paramserver.config.private import ENV_RUNTIME_DIR
 from paramserver.core.layout.optimizers import Optimizers
 from paramserver.errors import CheckpointError
 from paramserver.machine.jobs import Job, publish_job
-from paramserver.machine.runtime import ENV_RUNTIME_DIR
 from paramserver.processes.alive import process_birth
 from paramserver.server.saving.restoring import restore
 from paramserver.server.versions.shard import ShardTensors

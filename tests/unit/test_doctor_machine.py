@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paramserver.config import load_settings
+from paramserver.config.private import ENV_RUNTIME_DIR
 from paramserver.doctor.finding import Level
 from paramserver.doctor.machine import (
     Limits,
@@ -19,7 +20,6 @@ from paramserver.doctor.machine import (
     check_shared_memory,
     read_limits,
 )
-from paramserver.machine.runtime import ENV_RUNTIME_DIR
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from paramserver.config.private import ENV_RUNTIME_DIR, runtime_directory, temporary_directory
 from paramserver.errors import ConfigError, UnavailableError
 from paramserver.machine.jobs import Job, find_job, list_jobs, publish_job, withdraw_job
-from paramserver.machine.runtime import ENV_RUNTIME_DIR, runtime_directory, temporary_directory
 from paramserver.processes.alive import process_birth
 
 # Beyond any pid_max.
@@ -132,7 +132,17 @@ def test_withdrawing_leaves_a_successor_alone(directory: Path) -> None:
 def test_runtime_directory_by_precedence() -> None:
     assert runtime_directory({ENV_RUNTIME_DIR: "/x", "XDG_RUNTIME_DIR": "/run/user/1"}) == Path("/x")
     assert runtime_directory({"XDG_RUNTIME_DIR": "/run/user/1"}) == Path("/run/user/1/paramserver")
-    assert runtime_directory({}).name == f"paramserver-{os.getuid()}"
+
+
+def test_without_a_session_the_runtime_directory_is_where_no_other_user_can_take_its_name(tmp_path: Path) -> None:
+    """In the directory for temporary files anybody could make the directory first, and block all commands for ever."""
+    found = runtime_directory({"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert found == tmp_path / "state" / "paramserver" / f".runtime-{os.uname().nodename}"
+    assert found.is_relative_to(tmp_path)
+
+
+def test_a_user_without_a_place_of_its_own_has_the_directory_for_temporary_files() -> None:
+    assert runtime_directory({"XDG_STATE_HOME": "/proc/1"}).name == f"paramserver-{os.getuid()}"
 
 
 def test_without_a_place_for_temporary_files_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +151,7 @@ def test_without_a_place_for_temporary_files_a_sentence_says_so(monkeypatch: pyt
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
     monkeypatch.setattr(tempfile, "mkdtemp", nowhere)
-    wishes: list[Callable[[], Path]] = [lambda: runtime_directory({}), temporary_directory]
+    wishes: list[Callable[[], Path]] = [lambda: runtime_directory({"XDG_STATE_HOME": "/proc/1"}), temporary_directory]
     for wanted in wishes:
         with pytest.raises(
             ConfigError, match=r"cannot be written \(No usable .*\): set TMPDIR to a directory of yours"

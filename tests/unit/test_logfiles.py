@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paramserver.cli.main import main
+from paramserver.config.private import ENV_RUNTIME_DIR
 from paramserver.machine.jobs import Job, publish_job
-from paramserver.machine.runtime import ENV_RUNTIME_DIR
 from paramserver.processes.alive import process_birth
 from paramserver.processes.logfiles import Logs, Reader, names_in
 

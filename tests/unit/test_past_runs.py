@@ -13,11 +13,11 @@ import pytest
 from paramserver.cli.look.dashboard import dashboard
 from paramserver.cli.target import Where
 from paramserver.config import load_settings
+from paramserver.config.private import ENV_RUNTIME_DIR
 from paramserver.errors import UnavailableError
 from paramserver.launcher.reporting import Reporting
 from paramserver.machine import past
 from paramserver.machine.past import PastRun, keep_run, past_runs
-from paramserver.machine.runtime import ENV_RUNTIME_DIR
 
 LINES = ["done: sync, 64 steps in 8.1 s", "everything promised is there: 64 steps"]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from paramserver.config.private import ENV_RUNTIME_DIR
 from paramserver.errors import ConfigError
 from paramserver.machine.jobs import Job, list_jobs, publish_job
 from paramserver.machine.presence import Presence, list_signs
-from paramserver.machine.runtime import ENV_RUNTIME_DIR
 from paramserver.processes.alive import process_birth
 
 # Beyond any pid_max.

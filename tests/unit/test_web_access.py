@@ -8,7 +8,8 @@ import pytest
 
 from paramserver.transport.security.access import Security
 from paramserver.transport.security.tokens import Tokens
-from paramserver.web.access import COOKIE, MAX_SESSIONS, SESSION_S, Access, Request
+from paramserver.web.access import MAX_SPENT, Access, Request, cookie_name
+from paramserver.web.tickets import LINK_S, SESSION_S, page_link, ticket, token_of
 
 JOIN, ADMIN = "join-token-of-the-job", "admin-token-of-the-job"
 HERE = "127.0.0.1:8780"
@@ -25,14 +26,14 @@ class Clock:
 
 
 def near() -> Access:
-    """As `paramserver run` has it: everybody on this machine may read."""
+    """As with --insecure: everybody may read who can connect."""
     return Access(Security(admin=Tokens([ADMIN])))
 
 
 def far(clock: Clock | None = None) -> Access:
     """As between machines: nothing without a token."""
     security = Security(join=Tokens([JOIN]), admin=Tokens([ADMIN]))
-    return Access(security, frozenset({"coordinator.example"}), clock or Clock())
+    return Access(security, frozenset({"coordinator.example"}), clock or Clock(), clock or Clock())
 
 
 def request(method: str = "GET", path: str = "/api/v1/status", scheme: str = "http", **headers: str) -> Request:
@@ -136,7 +137,7 @@ def test_without_an_admin_token_nobody_gives_commands() -> None:
 def with_session(access: Access, token: str) -> dict[str, str]:
     session = access.log_in(token)
     assert session is not None
-    return {"cookie": f"{COOKIE}={session}"}
+    return {"cookie": f"{cookie_name(request())}={session}"}
 
 
 def test_a_session_may_what_its_token_may() -> None:
@@ -145,7 +146,7 @@ def test_a_session_may_what_its_token_may() -> None:
     assert status(access, request(**reader)) == 200
     assert status(access, request("POST", SCALE, **reader, **JSON)) == 401
     assert status(access, request("POST", SCALE, **admin, **JSON)) == 200
-    assert status(access, request(cookie=f"{COOKIE}={JOIN}")) == 401
+    assert status(access, request(cookie=f"{cookie_name(request())}={JOIN}")) == 401
     access.log_out(request(**admin))
     assert status(access, request(**admin)) == 401
 
@@ -160,10 +161,56 @@ def test_a_session_ends() -> None:
     assert status(access, request(**reader)) == 401
 
 
-def test_the_oldest_of_too_many_sessions_ends() -> None:
+def test_a_session_goes_on_with_another_coordinator_of_the_job() -> None:
+    """The page of a run does not ask for a token when its coordinator was killed and started again."""
+    reader = with_session(far(), JOIN)
+    assert status(far(), request(**reader)) == 200
+
+
+def test_a_link_opens_the_page_once_and_for_a_while() -> None:
+    clock = Clock()
+    access = far(clock)
+    first, second = (ticket("link", JOIN, LINK_S) for _ in range(2))
+    assert status(access, request(**with_session(access, first))) == 200
+    assert access.log_in(first) is None
+    assert access.log_in(first[:-1] + "A") is None
+    clock.now = LINK_S
+    assert access.log_in(second) is None
+
+
+def test_a_link_is_made_with_a_token_of_this_job_and_is_no_session() -> None:
     access = far()
-    sessions = [with_session(access, JOIN) for _ in range(MAX_SESSIONS + 1)]
-    assert [status(access, request(**sessions[index])) for index in (0, 1, -1)] == [401, 200, 200]
+    assert access.log_in(ticket("link", "join-token-of-another-job", LINK_S)) is None
+    link, session = ticket("link", JOIN, LINK_S), ticket("session", JOIN, SESSION_S)
+    assert status(access, request(cookie=f"{cookie_name(request())}={link}")) == 401
+    assert access.log_in(session) is None
+    assert status(access, request("POST", SCALE, **with_session(access, link), **JSON)) == 401
+
+
+def test_the_link_of_the_page_has_its_key_where_a_browser_keeps_it_to_itself() -> None:
+    url = page_link("http://127.0.0.1:1", Tokens([JOIN]))
+    address, _, key = url.partition("/#key=")
+    assert address == "http://127.0.0.1:1"
+    assert token_of(key, "link", [ADMIN, JOIN], 0.0) == JOIN
+    assert len(f"dashboard at {page_link('http://127.0.0.1:65535', Tokens([JOIN]))}") < 80
+    assert page_link("http://127.0.0.1:1", Tokens()) == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("shown", ["", "x", "é" * 36, "A" * 36, "=" * 36, "A" * 4000])
+def test_no_other_text_is_a_ticket(shown: str) -> None:
+    assert token_of(shown, "link", [JOIN], 0.0) == ""
+
+
+def test_spent_tickets_are_bounded() -> None:
+    access = far()
+    for _ in range(MAX_SPENT + 10):
+        assert access.log_in(ticket("link", JOIN, LINK_S)) is not None
+    assert len(access._spent) == MAX_SPENT
+
+
+def test_dashboards_of_one_host_have_their_own_cookies() -> None:
+    """A browser sends the cookies of one port to all others: a login here would end the session there."""
+    assert cookie_name(request(host="localhost:1")) != cookie_name(request(host="localhost:2"))
 
 
 def test_wrong_tokens_of_others_lock_nobody_out() -> None:

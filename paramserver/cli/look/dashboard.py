@@ -6,10 +6,11 @@ from paramserver.cli.common import tell
 from paramserver.cli.target import NEAR, Where, find_target
 from paramserver.errors import ConfigError, UnavailableError
 from paramserver.machine.past import past_runs, told
+from paramserver.web.tickets import page_link
 
 
 def dashboard(*, token: bool = False, where: Where = NEAR) -> int:
-    """Print the address of the page of a running job, for a browser.
+    """Print a link to the page of a running job, for a browser. If reading takes a token, the link opens it once.
 
     Where no job runs, print the past runs of this machine instead: when, how each ended, and where its report is.
 
@@ -39,5 +40,5 @@ def dashboard(*, token: bool = False, where: Where = NEAR) -> int:
         raise ConfigError(
             "this job has no dashboard: it was started with --dashboard off, or without the extra packages"
         )
-    tell(address)
+    tell(page_link(address, target.security.join))
     return 0

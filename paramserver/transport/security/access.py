@@ -56,7 +56,7 @@ class Security:
         """``role`` of this process, one of `policy.ROLES`. ``insecure``: talk to other machines without all this."""
         self.role = role
         self.certificates = certificates
-        self.join = join or Tokens()
+        self.join = Tokens() if join is None else join  # a file may be awaited
         self.admin = admin or Tokens()
         self.insecure = insecure
         self._warned = False
@@ -98,6 +98,12 @@ class Security:
                 "the call takes the operators' token, and none is known here: copy admin.token into the directory that "
                 "--certs names, name its file in security.admin_token_file, or type the command on the coordinator's "
                 "machine, as the user who started it and without --coordinator"
+            )
+        if not self.join:
+            return (
+                "the other side may demand the token of the job, and none is known here: name its file in "
+                "security.token_file, or in --certs the directory with join.token; a job without certificates is for "
+                "the user who started its coordinator, on the same machine"
             )
         return ""
 

@@ -16,11 +16,15 @@ class Tokens(Watched[tuple[str, ...]]):
     """The tokens that are accepted, the first of which is shown to others: fixed ones, or the lines of a file.
 
     Raises ConfigError if the file cannot be used. A later mistake in the file is logged, and the tokens stay.
+    ``awaited``: the file may come later; until then there is no token.
     """
 
-    def __init__(self, fixed: Sequence[str] = (), path: Path | None = None, what: str = "token file") -> None:
+    def __init__(
+        self, fixed: Sequence[str] = (), path: Path | None = None, what: str = "token file", awaited: bool = False
+    ) -> None:
         self._path = path
         self._what = what
+        self._awaited = awaited
         self._fixed = tuple(_checked(token, f"token {index + 1}") for index, token in enumerate(fixed))
         super().__init__("tokens", () if path is None else (path,))
 
@@ -29,6 +33,17 @@ class Tokens(Watched[tuple[str, ...]]):
 
     def __bool__(self) -> bool:
         return bool(self._value)
+
+    @property
+    def path(self) -> Path | None:
+        """The file, if the tokens are its lines."""
+        return self._path
+
+    def current(self) -> tuple[str, ...]:
+        """See `Watched`. A file that is awaited is looked for each time."""
+        if self._awaited and not self._value:
+            self.look()
+        return super().current()
 
     def first(self) -> str:
         """The token to show; empty if there is none."""
@@ -43,6 +58,8 @@ class Tokens(Watched[tuple[str, ...]]):
     def _load(self) -> tuple[str, ...]:
         if self._path is None:
             return self._fixed
+        if self._awaited and not self._path.exists() and not getattr(self, "_value", ()):
+            return ()  # but a file that is gone again takes no token back: that would open this process to everybody
         lines = read_secret(self._path, self._what).decode("utf-8", "replace").splitlines()
         found = tuple(
             _checked(line.strip(), f'line {number} of {self._what} "{self._path}"')

@@ -23,6 +23,8 @@ from typing import IO, Any, TypeVar
 
 from paramserver.cli.look.facts import describe
 from paramserver.machine.jobs import fetch_status
+from paramserver.transport.security.access import Security
+from paramserver.transport.security.tokens import Tokens
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -75,6 +77,8 @@ class Running:
 
     def __init__(self, argv: list[str], environ: dict[str, str], cwd: Path) -> None:
         self._begun = time.monotonic()
+        # What commands show to a coordinator at an address.
+        self.security: Callable[[str], Security | None] = lambda address: None
         self._process = subprocess.Popen(
             argv,
             env=environ,
@@ -206,6 +210,24 @@ class Place:
         return {**kept, **places, _MARK: self._mark, "PYTHONPATH": str(ROOT)}
 
     @property
+    def runtime(self) -> Path:
+        """The directory with the files of running jobs."""
+        return self.work / "state" / "paramserver" / f".runtime-{os.uname().nodename}"
+
+    def security(self, address: str) -> Security:
+        """What the commands of this place show to a coordinator at this address."""
+        return Security(join=Tokens(path=self.runtime / f"localhost-{address.rpartition(':')[2]}.token", awaited=True))
+
+    def reader(self) -> dict[str, str]:
+        """The header with which the only run of this place lets its page be read."""
+        (path,) = self.runtime.glob("*.token")
+        return {"authorization": f"Bearer {path.read_text().strip()}"}
+
+    def page(self) -> str:
+        """A link that opens the page of the only run of this place, once."""
+        return self.paramserver("dashboard").check().out.strip()
+
+    @property
     def meeting_apart(self) -> dict[str, str]:
         """Variables for commands whose processes meet where no other run of this machine leaves anything."""
         return {"PARAMSERVER_CLUSTER__MEETING_DIR": str(self._meeting)}
@@ -218,6 +240,7 @@ class Place:
     def start(self, *argv: str | Path, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> Running:
         """Start a command, with these variables on top of those of `environ()`."""
         running = Running([str(word) for word in argv], {**self.environ(), **(environ or {})}, cwd or self.work)
+        running.security = self.security
         self._running.append(running)
         return running
 
@@ -265,10 +288,10 @@ class Place:
         return time.monotonic() - since
 
     def leftovers(self) -> list[str]:
-        """What lies in the temporary directory, the (empty) directory of job files aside; torch's own is no matter."""
+        """What lies in the temporary directory, and among the files of running jobs; torch's own is no matter."""
         names = [str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*")]
-        jobs = f"paramserver-{os.getuid()}"
-        return [name for name in names if name != jobs and not name.startswith("torchinductor_")]
+        names += [path.name for path in self.runtime.glob("*")]
+        return [name for name in names if not name.startswith("torchinductor_")]
 
     def close(self) -> None:
         """Kill what is left and remove all files."""
@@ -288,7 +311,7 @@ def status_of(run: Running) -> dict[str, Any]:
     """The facts of `paramserver status --json` about a `paramserver run`, without a process that asks for them."""
     found = re.search(r"coordinator at ([0-9.]+:[0-9]+)", run.out)
     assert found is not None, run.out
-    return describe(fetch_status(found[1]))
+    return describe(fetch_status(found[1], security=run.security(found[1])))
 
 
 def free_address() -> str:

@@ -83,7 +83,7 @@ class Cluster:
 
     def status(self) -> dict[str, Any]:
         """The facts of `paramserver status --json`, without a process that asks for them."""
-        return describe(fetch_status(self.join))
+        return describe(fetch_status(self.join, security=self.place.security(self.addresses[0])))
 
     def until_status(self, what: str, holds: Any, deadline_s: float = 60.0) -> dict[str, Any]:
         """Ask until the status is as wanted."""

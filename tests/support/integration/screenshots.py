@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -20,12 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paramserver.transport.security.tokens import Tokens
+from paramserver.web.tickets import page_link
 from tests.support.integration.browser import Browser
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).parent / "scripts" / "watched.py"
 README_PICTURE, README_BYTES = ROOT / "docs/images/dashboard.png", 200_000
 README_SIZE = (1280, 800)
+# Of the runs: so the pictures' browser may read their pages.
+TOKEN = secrets.token_urlsafe(32)
 START_S, FIRST_S = 180.0, 3.0
 SIZES = {"laptop": (1366, 900), "phone": (390, 844)}
 FLEET = ("--servers", "3", "--workers", "4", "--replicas", "1", "--checkpoint-every", "100")
@@ -54,8 +59,11 @@ def _one(
     name: str, flags: tuple[str, ...], arguments: tuple[str, ...], folder: Path, directory: Path, seconds: float
 ) -> None:
     command = [sys.executable, "-m", "paramserver", "run", str(SCRIPT), "--job", name, *flags, "--", *arguments]
+    environ = {**os.environ, "PARAMSERVER_SECURITY__TOKEN": TOKEN}
     with (directory / "out").open("wb") as out:
-        run = subprocess.Popen(command, cwd=directory, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        run = subprocess.Popen(
+            command, cwd=directory, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environ
+        )
     try:
         url = _address(directory / "out", run)
         _until(lambda: _status(url)["state"] == "training", run)
@@ -67,11 +75,11 @@ def _one(
         with Browser(directory / "profile") as browser:
             for size, (width, height) in SIZES.items():
                 for scheme in ("light", "dark"):
-                    browser.open(url, width, height, scheme == "dark")
+                    browser.open(page_link(url, Tokens([TOKEN])), width, height, scheme == "dark")
                     time.sleep(FIRST_S)
                     browser.picture(folder / f"{name}-{size}-{scheme}.png")
             if name == "straggler":
-                browser.open(url, *README_SIZE)
+                browser.open(page_link(url, Tokens([TOKEN])), *README_SIZE)
                 time.sleep(FIRST_S)
                 browser.picture(folder / README_PICTURE.name, whole=False)
         print(f"{name}: {json.dumps(_status(url)['blame'])}", flush=True)
@@ -97,7 +105,8 @@ def _until(true: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:
 
 
 def _status(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/api/v1/status", timeout=20.0) as answer:
+    asked = urllib.request.Request(f"{url}/api/v1/status", headers={"authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(asked, timeout=20.0) as answer:
         status: dict[str, Any] = json.load(answer)
         return status
 

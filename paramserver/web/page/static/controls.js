@@ -16,8 +16,13 @@ const controls = (() => {
 
   // The reason why the login failed; empty if it did not.
   async function logIn(field) {
-    const { ok, said } = await post("/login", { token: field.value });
+    const token = field.value;
     field.value = "";
+    return logInWith(token);
+  }
+
+  async function logInWith(token) {
+    const { ok, said } = await post("/login", { token });
     return ok ? "" : said.error;
   }
 
@@ -190,5 +195,5 @@ const controls = (() => {
     offer(document.querySelector("select.servers"), there("server"));
   }
 
-  return { show, follow, logIn };
+  return { show, follow, logIn, logInWith };
 })();

@@ -28,13 +28,26 @@ function gone(why) {
 
 let heard_s = 0;
 
+// The key of a link opens the page once. It does not stay in the address, which people copy.
+function keyOfLink() {
+  const [, key] = location.hash.match(/^#key=([\w-]+)$/) ?? [];
+  if (key) history.replaceState(null, "", location.pathname);
+  return key;
+}
+
 async function begin() {
-  const session = await get("/session");
+  const key = keyOfLink();
+  let session = await get("/session");
+  if (key && !session.reads) {
+    await controls.logInWith(key);
+    session = await get("/session");
+  }
   byId("login").hidden = session.reads;
   controls.show(session);
   if (!session.reads) {
     trouble(null);
-    say(byId("sentence"), "Log in with a token of the job: join.token to read, the admin token to give commands as well.");
+    say(byId("sentence"), "Open the link that “paramserver dashboard” prints, as the user who started the job. "
+      + "Or log in with a token of the job: join.token to read, the admin token to give commands as well.");
     return;
   }
   charts.load(await get("/series"));
@@ -96,5 +109,8 @@ async function start() {
     setTimeout(start, AGAIN_MS);
   }
 }
+
+// Another link was opened in the same tab.
+window.addEventListener("hashchange", () => location.reload());
 
 start();
