@@ -56,12 +56,10 @@ class Access:
         self,
         security: Security,
         names: frozenset[str] = frozenset(),
-        clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._security = security
         self._names = names | {"localhost", server_name(security.role or "coordinator")}
-        self._clock = clock
         self._wall = wall
         # Tickets that count no more. The newest one is last.
         self._spent: OrderedDict[str, None] = OrderedDict()

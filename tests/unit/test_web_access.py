@@ -33,7 +33,7 @@ def near() -> Access:
 def far(clock: Clock | None = None) -> Access:
     """As between machines: nothing without a token."""
     security = Security(join=Tokens([JOIN]), admin=Tokens([ADMIN]))
-    return Access(security, frozenset({"coordinator.example"}), clock or Clock(), clock or Clock())
+    return Access(security, frozenset({"coordinator.example"}), clock or Clock())
 
 
 def request(method: str = "GET", path: str = "/api/v1/status", scheme: str = "http", **headers: str) -> Request:
