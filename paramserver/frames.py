@@ -75,6 +75,20 @@ def message_of(frame: AnyFrame) -> bytes:
     return frame.message() if isinstance(frame, Frame) else frame
 
 
+def header_of(frame: AnyFrame) -> bytes:
+    """The encoded header of a frame that begins with it; empty if it does not, or is cut off."""
+    if isinstance(frame, Frame):
+        return frame.header
+    if frame[:1] != bytes((HEADER,)):
+        return b""
+    length = 0
+    for at, byte in enumerate(frame[1:6]):
+        length |= (byte & 0x7F) << 7 * at
+        if byte < 0x80:
+            return frame[at + 2 : at + 2 + length]
+    return b""
+
+
 def varint(value: int) -> bytes:
     """A number as protobuf writes it."""
     out = bytearray()

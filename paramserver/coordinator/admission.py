@@ -216,7 +216,7 @@ def _handle(job: Job, event: Event) -> list[JobFails]:
 # ---- the place of checkpoints
 
 
-async def look_at_place(job: Job, address: str) -> None:
+async def look_at_place(job: Job, address: str, key: bytes) -> None:
     """See whether the server at ``address`` shares the place of checkpoints with this coordinator.
 
     Before there is a version, a server that does not is refused: raises as :func:`_probe`. Afterwards the job needs the
@@ -229,26 +229,26 @@ async def look_at_place(job: Job, address: str) -> None:
     begun = job.registry.ready or loads.under_way is not None or (recovery.under_way and not recovery.resuming)
     if not begun:
         try:
-            await _probe(job, address)
+            await _probe(job, address, key)
         except errors.ConfigError as error:
             log.error("a server is refused", reason=str(error))
             raise
         return
-    looking = job.tasks.begin(_tell_of_place(job, address))
+    looking = job.tasks.begin(_tell_of_place(job, address, key))
     await asyncio.wait({looking}, timeout=_LOOK_S)
     if not looking.done():
         job.checkpoints.overdue.not_shared(address, "the storage is slow or does not answer")
 
 
-async def _tell_of_place(job: Job, address: str) -> None:
+async def _tell_of_place(job: Job, address: str, key: bytes) -> None:
     try:
-        await _probe(job, address)
+        await _probe(job, address, key)
     except errors.ParamServerError as error:
         log.warning("a server joins without the place of the checkpoints", at=address, reason=str(error))
         job.checkpoints.overdue.not_shared(address, str(error.__cause__ or error))
 
 
-async def _probe(job: Job, address: str) -> None:
+async def _probe(job: Job, address: str, key: bytes) -> None:
     """Each of both reads a file that the other has written.
 
     Raises ConfigError that names the server and says why not; retryable errors if it does not answer.
@@ -261,7 +261,7 @@ async def _probe(job: Job, address: str) -> None:
         request = shard_pb2.ProbePlaceRequest(
             job=options.job, place=kept.place, question=question.name, answer=question.answer
         )
-        await job.servers.ask(address, "Shard.ProbePlace", request, options.call_timeout_s)
+        await job.servers.ask(address, "Shard.ProbePlace", request, options.call_timeout_s, key)
         await asyncio.to_thread(question.check)
     except errors.CheckpointError as error:
         reason = (

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import Message
@@ -17,7 +17,8 @@ from paramserver import errors
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.job.status import State
 from paramserver.membership.joining import versions
-from paramserver.transport.base import METHODS, MethodKind, caller
+from paramserver.transport.base import METHODS, Method, MethodKind, caller
+from paramserver.transport.security.members import judge
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import MAX_MEMBERS, MAX_TEXT_CHARS
 
@@ -36,6 +37,7 @@ class Knock:
     holds: str
     term: int
     at: float
+    key: bytes = field(default=b"", repr=False)
 
 
 class Endpoint:
@@ -71,6 +73,13 @@ class Endpoint:
         )
         return response
 
+    def judge(self, method: Method, message: Message) -> None:
+        """Raise an error if the caller of the present call may not say this; see `transport.security.members`."""
+        if self.service is not None:
+            self.service.judge(method, message)
+        else:
+            judge(method, message, None)
+
     def _leader(self) -> CoordinatorService:
         if self.service is None:
             raise errors.NotLeaderError(f"this coordinator {self.doing}")
@@ -90,7 +99,8 @@ class Endpoint:
             report = message.shards[0]  # all say the same of the process
         else:
             return
-        self._note(report.incarnation, Knock(message.address, report.holds, report.term, time.monotonic()))
+        knock = Knock(message.address, report.holds, report.term, time.monotonic(), message.key)
+        self._note(report.incarnation, knock)
 
     def _note(self, incarnation: int, knock: Knock) -> None:
         """Note the newest call of a server; the oldest calls go if there are too many."""
@@ -108,6 +118,11 @@ class Endpoint:
     def newcomers(self) -> int:
         """How many servers without a shard want to join just now."""
         return sum(1 for knock in self._present() if not knock.holds)
+
+    def key_of(self, incarnation: int) -> bytes:
+        """The key of the server that has called with this incarnation; empty: it has not called lately."""
+        knock = self._knocks.get(incarnation)
+        return knock.key if knock is not None else b""
 
     def holders(self) -> list[Knock]:
         """The servers that hold a shard and look for their coordinator just now."""

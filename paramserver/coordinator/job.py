@@ -23,7 +23,7 @@ from paramserver.coordinator.history.timeline import TimeLine, gone_of
 from paramserver.coordinator.leadership.cluster import Connect, Servers, Shards
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
-from paramserver.coordinator.leadership.members import member_to_record
+from paramserver.coordinator.leadership.members import JobRoll, member_to_record
 from paramserver.coordinator.leadership.snapshots import Snapshots
 from paramserver.coordinator.model import ModelRegistry
 from paramserver.coordinator.options import JobOptions
@@ -88,6 +88,11 @@ async def _nothing() -> None:
     """There is no other coordinator to ask for."""
 
 
+async def _so_it_is() -> bool:
+    """There is no store to ask."""
+    return True
+
+
 class Job:
     """The state of one job, and its parts. All of it runs in one event loop."""
 
@@ -113,6 +118,9 @@ class Job:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         # Called before each step that cannot be taken back: raises NotLeaderError if another coordinator leads by now.
         self.confirm: Callable[[], Awaitable[None]] = _nothing
+        # Asks the store whether another coordinator leads, which a server has told. A store that is away is believed to
+        # say so: servers refuse this coordinator's commands anyway.
+        self.outranked: Callable[[], Awaitable[bool]] = _so_it_is
         self.promises = Promises()
         self.events = TimeLine()
         self.changes = Changes()
@@ -131,6 +139,7 @@ class Job:
 
     def _begin(self, generation: int, first_ident: int, losses: int = 0) -> None:
         """Begin without members. ``generation``: the newest one so far; ``first_ident``: of the next member."""
+        self.roll = JobRoll(self)
         self.members = Membership(self.options.lease_s, self.options.grace_s, generation, first_ident)
         self.seats = Seats(self.members)
         self.checkpoints = Checkpoints(self, self.options.checkpoints)
@@ -160,8 +169,11 @@ class Job:
         self.registered = Registered(self)
 
     def _first_ident(self) -> int:
-        """The first member number of this term. The store may not know which numbers an earlier term has used."""
-        return (max(self.term, 1) - 1 << _IDENT_BITS) + 1
+        """The first member number of this term. The store may not know which numbers an earlier term has used.
+
+        Member numbers have 32 bits: the term after 65,536 others begins with the numbers of the first one.
+        """
+        return ((max(self.term, 1) - 1) % (1 << _IDENT_BITS) << _IDENT_BITS) + 1
 
     # ---- facts
 

@@ -14,6 +14,7 @@ from paramserver.coordinator import ports
 from paramserver.coordinator.history.checkpoints import Checkpoints
 from paramserver.coordinator.leadership.journal import Journal
 from paramserver.coordinator.leadership.keeping import Keeping
+from paramserver.coordinator.leadership.members import for_servers
 from paramserver.coordinator.watching.main import Main
 from paramserver.core.job.main_worker import uploader
 from paramserver.core.job.membership import Member, Role
@@ -173,7 +174,7 @@ class ModelRegistry:
             term=job.term,
             checkpoints=job.checkpoints.options.place,
             checkpoint_every=job.checkpoints.options.every,
-            record=job.journal.record_now.SerializeToString(),
+            record=for_servers(job.journal.record_now),
         )
 
     def adopt(self, model: types_pb2.ModelSpec, digest: str) -> None:

@@ -5,6 +5,8 @@ No tensor passes through it. In synchronous mode a step in the steady state need
 
 from __future__ import annotations
 
+from google.protobuf.message import Message
+
 from paramserver.coordinator.job import Job
 from paramserver.coordinator.leadership.cluster import Connect
 from paramserver.coordinator.leadership.journal import Journal
@@ -12,6 +14,8 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.rpc.operators import Operators
 from paramserver.coordinator.rpc.sessions import Sessions
 from paramserver.coordinator.rpc.training import Training
+from paramserver.transport.base import Method
+from paramserver.transport.security.members import judge
 
 
 class CoordinatorService:
@@ -41,6 +45,10 @@ class CoordinatorService:
         self.stop = operators.stop
         self.trace, self.hand_in = job.tracing.trace, job.tracing.hand_in
         self.checkpoint = shown(operators.checkpoint)
+
+    def judge(self, method: Method, message: Message) -> None:
+        """Raise an error if the caller of the present call may not say this; see `transport.security.members`."""
+        judge(method, message, self.job.roll)
 
     async def start(self) -> None:
         """Begin to watch leases."""

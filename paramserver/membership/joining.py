@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -57,6 +57,8 @@ class JoinOptions:
     # Of a worker: a word that is equal on one host; empty: the hosts of workers make no difference.
     host: str = ""
     drop: Callable[[], Awaitable[None]] | None = None
+    # Of a server: what the coordinator is to show in its calls.
+    key: bytes = field(default=b"", repr=False)
 
 
 async def persist(

@@ -133,6 +133,7 @@ class Session:
             restart_command=restart_command(),
             metrics_url=options.metrics_url(),
             host=options.host,
+            key=options.key,
         )
         if self.member:
             request.index = self.rank
@@ -216,7 +217,8 @@ class Session:
 
     async def _requests(self) -> AsyncIterator[coordinator_pb2.SessionRequest]:
         told = False
-        address = self.options.address if self.options.role == types_pb2.ROLE_SERVER else ""
+        server = self.options.role == types_pb2.ROLE_SERVER
+        address, key = (self.options.address, self.options.key) if server else ("", b"")
         while True:
             if told and self._stream_term is not None:
                 self._check_term(self._stream_term)
@@ -226,8 +228,8 @@ class Session:
             request = self._report()
             if leaving:
                 request.MergeFrom(self._farewell)
-            request.member, request.leaving, request.address = self.member, leaving, address
-            address = ""
+            request.member, request.leaving, request.address, request.key = self.member, leaving, address, key
+            address, key = "", b""
             yield request
             if leaving:
                 self._said_goodbye = True

@@ -16,6 +16,7 @@ from paramserver.coordinator.leadership.journal import Journal, recorded
 from paramserver.coordinator.leadership.takeover import begun, unfinished
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.store.base import Store, TransientStoreError
+from paramserver.transport.security.fields import taken_over
 from paramserver.v1 import coordinator_pb2
 from paramserver.wire.bounds import MAX_MEMBERS
 
@@ -82,7 +83,7 @@ class Resuming:
         for attempt in range(_ATTEMPTS):
             holders = self._holders()
             found = await find(self._connect, self._job, [knock.address for knock in holders], journal.found)
-            self.floor = max([self.floor, found.term, *(knock.term for knock in holders)])
+            self.floor = max([self.floor, taken_over(found.term), *(taken_over(knock.term) for knock in holders)])
             if found.newer_than(journal.found):
                 log.warning(
                     "the store has lost the job, or an older state of it; it goes on from what the servers know",

@@ -159,7 +159,7 @@ class Coordinating:
         tracked = await asyncio.to_thread(tracked_as, self._settings)
         service = CoordinatorService(self._job_options(holding, tracked), self._connect, journal)
         service.job.address, service.job.dashboard = self.address, self.dashboard
-        service.job.confirm = leadership.confirm
+        service.job.confirm, service.job.outranked = leadership.confirm, leadership.outranked
         service.job.forgets = forgets or self._resuming.forgets
         led, writing = False, None
         keeping = asyncio.create_task(keep_up(holding)) if holding is not None else None
@@ -250,9 +250,9 @@ class Coordinating:
         try:
             self.endpoint.doing = "takes the job over"
             patience_s = max(self._settings.cluster.lease_s, self._settings.cluster.join_timeout_s)
-            newcomers = self.endpoint.newcomers
+            newcomers, key_of = self.endpoint.newcomers, self.endpoint.key_of
             await persist(
-                lambda left_s: take_over(service.job, record, left_s, newcomers),
+                lambda left_s: take_over(service.job, record, left_s, newcomers, key_of),
                 patience_s,
                 "taking over did not work at once",
             )

@@ -44,6 +44,7 @@ class ServerMember:
             beside_worker=beside_worker,
             drop=service.drop,
             metrics_url=metrics_url,
+            key=service.process.key,
         )
         self.service = service
         # Notices when this process does not run.

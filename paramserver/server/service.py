@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from google.protobuf.message import Message
+
 from paramserver import errors
 from paramserver.core.layout.replanning import plan_number
 from paramserver.server.collectives.collecting import Collecting
@@ -18,7 +20,7 @@ from paramserver.server.rpc.process import Process
 from paramserver.server.rpc.pulls import Pulls
 from paramserver.server.rpc.replicas import Replicas
 from paramserver.server.rpc.setup import Setup
-from paramserver.transport.base import METHODS, Channel, addressed
+from paramserver.transport.base import METHODS, Channel, Method, addressed
 from paramserver.v1 import shard_pb2
 
 # Commands that give the process another shard.
@@ -62,6 +64,10 @@ class ShardService:
         self.feed, self.catch_up_part, self.forward_part = parts.feed, parts.catch_up_part, parts.forward_part
         self.open_bulk = process.open_bulk
         self.collect = (collecting or Collecting(process)).collect
+
+    def judge(self, method: Method, message: Message) -> None:
+        """Raise an error if the caller of the present call may not say this; see `transport.security.members`."""
+        self.host.process.judge(method, message)
 
     def report(self) -> shard_pb2.StatsResponse:
         """The report that the coordinator gets every now and then."""
@@ -137,6 +143,10 @@ class ServerService:
     def _settled(self) -> dict[int, ShardService]:
         """The shards without those of a plan that is still prepared, which are nobody's business."""
         return {number: one for number, one in self.shards.items() if plan_number(number) <= self.process.settled}
+
+    def judge(self, method: Method, message: Message) -> None:
+        """Raise an error if the caller of the present call may not say this; see `transport.security.members`."""
+        self.process.judge(method, message)
 
     def version(self) -> int | None:
         """The version of the first shard; None if there is no shard."""

@@ -36,7 +36,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -46,7 +46,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from paramserver.errors import ProtocolError
-from paramserver.frames import AnyFrame, message_of
+from paramserver.frames import MAX_FRAME_BYTES, AnyFrame, header_of, message_of
 from paramserver.v1 import coordinator_pb2, shard_pb2
 
 T = TypeVar("T")
@@ -57,10 +57,15 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The maker of a call: roles that it may be taken for (see `policy`), and whether it has shown the admin token."""
+    """The maker of a call: roles that it may be taken for (see `policy`), and whether it has shown the admin token.
+
+    ``proof``: the SHA-256 of the secret that it has shown, which tells members apart; empty: it has shown none.
+    None: caller and service are in one process, and nobody is told apart.
+    """
 
     roles: frozenset[str]
     admin: bool
+    proof: bytes | None = None
 
 
 _caller: ContextVar[Caller | None] = ContextVar("paramserver_caller", default=None)
@@ -87,6 +92,24 @@ def caller_host() -> str:
 def set_host(host: str) -> None:
     """Note the host of a caller. Transports do so at the start of the task that answers the call."""
     _host.set(host)
+
+
+_shown: ContextVar[bytes] = ContextVar("paramserver_shown", default=b"")
+
+
+def shown() -> bytes:
+    """The secret that calls of this task show instead of the secret of the process; empty: none."""
+    return _shown.get()
+
+
+@contextmanager
+def showing(secret: bytes) -> Iterator[None]:
+    """Within this context, calls show ``secret``: the key of the server that is called. Empty: that of the process."""
+    before = _shown.set(secret)
+    try:
+        yield
+    finally:
+        _shown.reset(before)
 
 
 _shard: ContextVar[int | None] = ContextVar("paramserver_shard", default=None)
@@ -299,6 +322,18 @@ async def _parsed(method: Method, requests: AsyncIterator[AnyFrame]) -> AsyncIte
         yield method.decode_request(message_of(raw))
 
 
+def _header(method: Method, raw: AnyFrame) -> Message:
+    """The header of the first frame of an upload, wherever it stands in the frame."""
+    if head := header_of(raw):
+        return _decode(shard_pb2.FrameHeader, head, method)
+    frame = shard_pb2.Frame()
+    try:
+        frame.ParseFromString(message_of(raw))
+    except DecodeError as error:
+        raise ProtocolError(f"{method.name}: the first {len(raw)} bytes are no frame") from error
+    return frame.header
+
+
 def failure(task: asyncio.Task[Any]) -> BaseException | None:
     """The exception that has ended a task; None if there is none, or the task still runs."""
     return task.exception() if task.done() and not task.cancelled() else None
@@ -321,13 +356,52 @@ def find(method: str, *kinds: MethodKind) -> Method:
 def handlers(services: Sequence[tuple[str, object]]) -> Iterator[tuple[Method, Any]]:
     """Every RPC of these ``services`` ("Shard" or "Coordinator", and the object) with the object's method for it.
 
-    Raises AttributeError if one is missing.
+    If the object's class has a method ``judge``, that hears of each request and of the header of each upload first, and
+    may raise. Raises AttributeError if a method is missing.
     """
     for name, service in services:
         mine = [method for method in METHODS.values() if method.service == name]
         assert mine, f"there is no service {name!r}"
+        judge: Judge | None = service.judge if hasattr(type(service), "judge") else None  # type: ignore[attr-defined]
         for method in mine:
-            yield method, getattr(service, method.handler)
+            handler = getattr(service, method.handler)
+            yield method, handler if judge is None else _judged(judge, method, handler)
+
+
+Judge = Callable[[Method, Message], None]
+
+
+def _judged(judge: Judge, method: Method, handler: Any) -> Any:
+    """A service's method that begins, and goes on, only if ``judge`` does not raise."""
+
+    async def unary(request: Message) -> Message:
+        judge(method, request)
+        answer: Message = await handler(request)
+        return answer
+
+    def download(request: Message) -> Any:
+        judge(method, request)
+        return handler(request)
+
+    async def uploaded(frames: AsyncIterator[AnyFrame]) -> AsyncIterator[AnyFrame]:
+        first = True
+        async for raw in frames:
+            if first and len(raw) <= MAX_FRAME_BYTES:  # nobody reads a larger one
+                judge(method, _header(method, raw))
+            first = False
+            yield raw
+
+    async def said(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+        async for request in requests:
+            judge(method, request)
+            yield request
+
+    return {
+        MethodKind.UNARY: unary,
+        MethodKind.DOWNLOAD: download,
+        MethodKind.UPLOAD: lambda frames: handler(uploaded(frames)),
+        MethodKind.SESSION: lambda requests: handler(said(requests)),
+    }[method.kind]
 
 
 def _decode(kind: type[Message], raw: bytes, method: Method) -> Message:

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces", "restart_command", "metrics_url", "host", "beside_worker", "term", "beginning")
+    __slots__ = ("job", "role", "protocol", "versions", "pid", "address", "index", "mode", "staleness", "slices_per_step", "seed", "incarnation", "holds", "timeline", "replaces", "restart_command", "metrics_url", "host", "beside_worker", "term", "beginning", "key")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class JoinRequest(_message.Message):
     BESIDE_WORKER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     BEGINNING_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     job: str
     role: _types_pb2.Role
     protocol: int
@@ -59,7 +60,8 @@ class JoinRequest(_message.Message):
     beside_worker: bool
     term: int
     beginning: int
-    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[_Iterable[int]] = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ..., host: _Optional[str] = ..., beside_worker: bool = ..., term: _Optional[int] = ..., beginning: _Optional[int] = ...) -> None: ...
+    key: bytes
+    def __init__(self, job: _Optional[str] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., protocol: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., staleness: _Optional[int] = ..., slices_per_step: _Optional[int] = ..., seed: _Optional[int] = ..., incarnation: _Optional[int] = ..., holds: _Optional[str] = ..., timeline: _Optional[int] = ..., replaces: _Optional[_Iterable[int]] = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ..., host: _Optional[str] = ..., beside_worker: bool = ..., term: _Optional[int] = ..., beginning: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("member", "name", "rank", "job", "lease_s", "view", "expected_workers")
@@ -80,7 +82,7 @@ class JoinResponse(_message.Message):
     def __init__(self, member: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., job: _Optional[str] = ..., lease_s: _Optional[float] = ..., view: _Optional[_Union[_types_pb2.View, _Mapping]] = ..., expected_workers: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("member", "worker", "shards", "leaving", "finished", "failure", "address", "ended", "not_main")
+    __slots__ = ("member", "worker", "shards", "leaving", "finished", "failure", "address", "key", "ended", "not_main")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +90,7 @@ class SessionRequest(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     NOT_MAIN_FIELD_NUMBER: _ClassVar[int]
     member: int
@@ -97,9 +100,10 @@ class SessionRequest(_message.Message):
     finished: bool
     failure: str
     address: str
+    key: bytes
     ended: bool
     not_main: bool
-    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[_shard_pb2.StatsResponse, _Mapping]]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ..., address: _Optional[str] = ..., ended: bool = ..., not_main: bool = ...) -> None: ...
+    def __init__(self, member: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., shards: _Optional[_Iterable[_Union[_shard_pb2.StatsResponse, _Mapping]]] = ..., leaving: bool = ..., finished: bool = ..., failure: _Optional[str] = ..., address: _Optional[str] = ..., key: _Optional[bytes] = ..., ended: bool = ..., not_main: bool = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("view", "trace")
@@ -1379,7 +1383,7 @@ class BackupRecord(_message.Message):
     def __init__(self, server: _Optional[int] = ..., since: _Optional[int] = ..., whole: bool = ...) -> None: ...
 
 class MemberRecord(_message.Message):
-    __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker", "restart_command", "metrics_url", "host")
+    __slots__ = ("member", "role", "index", "address", "pid", "incarnation", "beside_worker", "restart_command", "metrics_url", "host", "proof", "key")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -1390,6 +1394,8 @@ class MemberRecord(_message.Message):
     RESTART_COMMAND_FIELD_NUMBER: _ClassVar[int]
     METRICS_URL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     member: int
     role: _types_pb2.Role
     index: int
@@ -1400,4 +1406,6 @@ class MemberRecord(_message.Message):
     restart_command: str
     metrics_url: str
     host: str
-    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., beside_worker: bool = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    proof: bytes
+    key: bytes
+    def __init__(self, member: _Optional[int] = ..., role: _Optional[_Union[_types_pb2.Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ..., beside_worker: bool = ..., restart_command: _Optional[str] = ..., metrics_url: _Optional[str] = ..., host: _Optional[str] = ..., proof: _Optional[bytes] = ..., key: _Optional[bytes] = ...) -> None: ...

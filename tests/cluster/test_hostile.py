@@ -202,9 +202,9 @@ def coordinator_messages(member: int, timeline: int) -> dict[str, tuple[str, Ref
         "wait NaN": ("Coordinator.Lease", bad, lease(wait_s=NAN, want=1)),
         "wait -1": ("Coordinator.Lease", bad, lease(wait_s=-1.0, want=1)),
         "want 2**32": ("Coordinator.Lease", None, lease(want=2**32 - 1, max_epoch=HUGE, wait_s=0.0)),
-        "done what never was": ("Coordinator.Lease", None, lease(done=many, max_epoch=HUGE)),
-        "hold what never was": ("Coordinator.Lease", None, lease(holding=many, max_epoch=HUGE)),
-        "a revision": ("Coordinator.Lease", None, lease(revision=HUGE, want=3, max_epoch=HUGE)),
+        "done what never was": ("Coordinator.Lease", bad, lease(done=many, max_epoch=HUGE)),
+        "hold what never was": ("Coordinator.Lease", bad, lease(holding=many, max_epoch=HUGE)),
+        "a revision": ("Coordinator.Lease", bad, lease(revision=HUGE, want=3, max_epoch=HUGE)),
         "samples": (
             "Coordinator.RegisterData",
             bad,
@@ -314,8 +314,8 @@ def shard_messages(raw: Raw, mode: str) -> dict[str, tuple[str, Refusal, Message
     reading = v1.SharedPull(attachment=7, reading=range(100_000))
     made: dict[str, tuple[str, Refusal, Message | bytes]] = {
         "pull at a clock": ("Shard.Pull", bad, pull(clock=HUGE)),
-        "pull a version": ("Shard.Pull", None, pull(min_version=HUGE)),
-        "pull just that version": ("Shard.Pull", None, pull(exact_version=HUGE)),
+        "pull a version": ("Shard.Pull", bad, pull(min_version=HUGE)),
+        "pull just that version": ("Shard.Pull", bad, pull(exact_version=HUGE)),
         "read from slots": ("Shard.Pull", None, pull(latest=True, header_only=True, shared=reading)),
         "read from slots in an exchange": (
             "Shard.Exchange",

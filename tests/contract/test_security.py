@@ -21,7 +21,7 @@ from paramserver.transport.grpc import connect, serve
 from paramserver.transport.grpcio import grpc
 from paramserver.transport.security import access as security_module
 from paramserver.transport.security import tls, tokens
-from paramserver.transport.security.access import DENIED, LOG_BURST, RefusalLog, Security
+from paramserver.transport.security.access import DENIED, LOG_BURST, OPEN, RefusalLog, Security, proof_of
 from paramserver.transport.security.policy import ADMIN_METHODS, ANYBODY, CALLERS, ROLES
 from paramserver.v1 import coordinator_pb2, shard_pb2
 from tests.support.contract.channels import DEADLINE_S, GrpcWires, MemoryWires, Stub, echo, run
@@ -114,7 +114,9 @@ def test_every_method_is_open_to_the_roles_in_the_table_only(role: str, home: Pa
         for name, callers in CALLERS.items():
             assert answers[name] == (("OK", "") if role in callers else ("PERMISSION_DENIED", DENIED)), name
         mine = {name for name in METHODS if role in CALLERS[name]}
-        assert services.called == {name: Caller(frozenset({role}), name in ADMIN_METHODS) for name in mine}
+        assert services.called == {
+            name: Caller(frozenset({role}), name in ADMIN_METHODS, proof_of(admin.secret)) for name in mine
+        }
         said = {line["call"]: line["reason"] for line in log_lines}
         assert set(said) == set(METHODS) - mine
         assert all(f"a {role} may not call this" in reason for reason in said.values())
@@ -152,7 +154,7 @@ def test_a_service_knows_its_caller_in_calls_of_all_kinds(wires: Any) -> None:
             await call()
 
     run(wires, test)
-    expected = Caller(ANYBODY, False) if wires is GrpcWires else Caller(ROLES, True)
+    expected = Caller(ANYBODY, False, proof_of(OPEN.secret)) if wires is GrpcWires else Caller(ROLES, True)
     assert services.called == dict.fromkeys((STATUS, PUSH, PULL, SESSION), expected)
 
 
@@ -222,17 +224,18 @@ def test_an_admin_command_takes_the_admin_token_in_addition() -> None:
             assert services.called == {}
             for name in sorted(ADMIN_METHODS):
                 assert await knock(channel, name, both) == ("OK", "")
-            assert services.called == dict.fromkeys(ADMIN_METHODS, Caller(ROLES, admin=True))
+            assert services.called == dict.fromkeys(ADMIN_METHODS, Caller(ROLES, admin=True, proof=b""))
 
     run(GrpcWires, test)
 
 
 def test_our_channel_shows_each_token_where_it_belongs() -> None:
     mine = plain([JOIN, "an-older-token-0123456789"], [ADMIN_TOKEN])
-    assert mine.metadata(STATUS) == bearer(JOIN)
+    who = ("paramserver-member", mine.secret.hex())
+    assert mine.metadata(STATUS) == (*bearer(JOIN), who)
     for name in ADMIN_METHODS:
-        assert mine.metadata(name) == (*bearer(JOIN), ("paramserver-admin", ADMIN_TOKEN))
-    assert Security.open().metadata("Coordinator.Stop") == ()
+        assert mine.metadata(name) == (*bearer(JOIN), ("paramserver-admin", ADMIN_TOKEN), who)
+    assert [key for key, _ in Security.open().metadata("Coordinator.Stop")] == ["paramserver-member"]
 
 
 def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

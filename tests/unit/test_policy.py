@@ -77,7 +77,7 @@ def test_without_certificates_everybody_is_taken_for_any_role_but_admin() -> Non
             assert isinstance(open_.admit(method, ()), Refusal)
         else:
             assert open_.admit(method, ()) is None
-            assert open_.identify(method, nothing) == Caller(ANYBODY, False)
+            assert open_.identify(method, nothing) == Caller(ANYBODY, False, b"")
 
 
 def test_a_key_that_comes_twice_counts_for_nothing() -> None:

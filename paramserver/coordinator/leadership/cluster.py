@@ -15,7 +15,8 @@ from paramserver.coordinator.options import JobOptions
 from paramserver.core.job.membership import Member, Membership, Role
 from paramserver.core.layout.replanning import shard_number
 from paramserver.transport.addresses import shard_address
-from paramserver.transport.base import Channel
+from paramserver.transport.base import Channel, showing
+from paramserver.transport.security.fields import check_numbers
 from paramserver.v1 import shard_pb2, types_pb2
 
 Connect = Callable[[str], Channel]
@@ -51,11 +52,12 @@ class Servers:
             address, timeout_s, lambda within_s: self.ask(address, "Shard.Stats", request, within_s)
         )
 
-    async def ask(self, address: str, method: str, request: Message, timeout_s: float) -> Message:
-        """Call a server that is no member yet."""
+    async def ask(self, address: str, method: str, request: Message, timeout_s: float, key: bytes = b"") -> Message:
+        """Call a server that is no member yet. ``key``: the one that it has given to this coordinator."""
         channel = self._connect(address)
         try:
-            return await channel.call(method, request, timeout=timeout_s)
+            with showing(key):
+                return _believed(await channel.call(method, request, timeout=timeout_s))
         finally:
             await channel.close()
 
@@ -72,7 +74,8 @@ class Servers:
             configure = request if isinstance(request, shard_pb2.ConfigureRequest) else request.configure
             configure.incarnation = member.incarnation
         try:
-            return await channel.call(method, request, timeout=timeout_s)
+            with showing(member.key):
+                return _believed(await channel.call(method, request, timeout=timeout_s))
         except errors.RetryableError as error:
             raise type(error)(f"{member.name} at {member.address} did not answer {method}: {error}") from error
 
@@ -108,6 +111,13 @@ class Servers:
         """Close all channels."""
         while self._channels:
             await self._channels.popitem()[1].close()
+
+
+def _believed(reply: Message) -> Message:
+    """The reply, if its numbers can be; raises ProtocolError. Coordinators go on counting from those of servers."""
+    if isinstance(reply, shard_pb2.StatsResponse):
+        check_numbers(reply)
+    return reply
 
 
 class _Job(ports.Holding, Protocol):

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from paramserver import errors
 from paramserver.store.base import ConflictError, Store
+from paramserver.transport.security.fields import MAX_CLAIM
 from paramserver.v1 import coordinator_pb2, types_pb2
 
 log = structlog.get_logger("paramserver.coordinator")
@@ -250,4 +251,10 @@ def parse_record(value: bytes) -> coordinator_pb2.JobRecord:
         raise errors.StoreError(
             "the store holds a record of this job that paramserver did not write: use another job name"
         ) from error
+    highest = max(record.view.term, record.view.generation, record.view.timeline, record.view.placement)
+    if highest > MAX_CLAIM:
+        raise errors.StoreError(
+            f"the store holds a record of this job with the number {highest}, to which no job can have counted: choose "
+            "another name with --job, or delete the keys of this job in the store"
+        )
     return record

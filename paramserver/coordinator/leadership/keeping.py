@@ -16,6 +16,7 @@ from paramserver import errors
 from paramserver.coordinator import ports
 from paramserver.coordinator.leadership.cluster import Servers
 from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.leadership.members import for_servers
 from paramserver.core.job.membership import Member, Role
 from paramserver.v1 import shard_pb2, types_pb2
 
@@ -83,7 +84,7 @@ class Keeping:
                 timeline=job.timeline,
                 workers=job.worker_infos(),
                 term=job.term,
-                record=record.SerializeToString(),
+                record=for_servers(record),
                 plan=job.resizing.plan,
                 settled=job.resizing.settled,
             )

@@ -19,6 +19,7 @@ import structlog
 from paramserver import errors
 from paramserver.coordinator.tasks import Tasks
 from paramserver.store.base import Lead, Store
+from paramserver.transport.security.fields import MAX_CLAIM
 
 log = structlog.get_logger("paramserver.coordinator")
 
@@ -51,6 +52,11 @@ class Leadership:
         if lead.leads:
             self.term = lead.term
             self._sure_until = asked_at + self._ttl_s
+        if lead.term > MAX_CLAIM:
+            raise errors.ConfigError(
+                f"the store says that {lead.term} coordinators have led this job, which cannot be: somebody wrote "
+                "a wrong number; choose another name with --job, or delete the keys of this job in the store"
+            )
         return lead
 
     async def _renew(self) -> bool:
@@ -74,6 +80,13 @@ class Leadership:
             return
         if not leads:
             raise errors.NotLeaderError("this coordinator was replaced by another one")
+
+    async def outranked(self) -> bool:
+        """Whether another coordinator leads by now: the store is asked. One that is away does not deny it."""
+        try:
+            return not await self._renew()
+        except errors.StoreError:
+            return True
 
     def keep(
         self,

@@ -41,6 +41,7 @@ from paramserver.core.procedures.takeover import (
     Told,
 )
 from paramserver.core.versions.consistency import Consistency
+from paramserver.transport.security.fields import taken_over
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import consistency_from_proto
 
@@ -80,13 +81,17 @@ async def take_over(
     record: coordinator_pb2.JobRecord,
     patience_s: float,
     newcomers: Callable[[], int] = lambda: 0,
+    key_of: Callable[[int], bytes] = lambda incarnation: b"",
 ) -> None:
     """Make ``job``, new and without members, go on where ``record`` and the servers stand.
 
-    Waits up to ``patience_s`` for all servers; ``newcomers`` tells how many servers without a shard want to join.
+    Waits up to ``patience_s`` for all servers; ``newcomers`` tells how many servers without a shard want to join, and
+    ``key_of`` the key that the server of an incarnation has told since, if the record is one that servers have kept.
     Raises JobFailedError if a shard is gone, DeadlineError naming the servers that did not answer; other errors that
     are retryable: call it again.
     """
+    for entry in record.members:
+        entry.key = entry.key or key_of(entry.incarnation)
     await _TakingOver(job, record, newcomers).run(patience_s)
 
 
@@ -117,7 +122,7 @@ class _TakingOver:
             case Later(reason, late):
                 raise errors.DeadlineError(reason) if late else errors.UnavailableError(reason)
             case StepDown(reason, term):
-                job.heard_of(term)
+                job.heard_of(taken_over(term))
                 raise errors.FencedError(reason)
             case Fail(reason):
                 raise errors.JobFailedError(reason)
@@ -147,8 +152,8 @@ class _TakingOver:
                 return Told(await self._ask(servers), self._newcomers())
             case Number(generation, term):
                 if not job.known_term:
-                    job.heard_of(term)
-                job.members.generation = max(job.members.generation, generation) + 1
+                    job.heard_of(taken_over(term))
+                job.members.generation = max(job.members.generation, taken_over(generation)) + 1
             case Promote(gone, published):
                 assert self._model is not None, "there is a model"
                 job.registry.restore(self._model, self._record, self._workers(), published)

@@ -33,7 +33,7 @@ from paramserver.core.versions.consistency import Mode
 from paramserver.failpoints import reach
 from paramserver.membership.joining import shown_command
 from paramserver.transport.addresses import host_of
-from paramserver.transport.base import METHODS
+from paramserver.transport.base import METHODS, caller
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.bounds import MAX_MEMBERS, check_newcomer, check_report, kept, text
 
@@ -55,6 +55,12 @@ def _replaced(member: Member, request: coordinator_pb2.JoinRequest) -> bool:
     if member.role is Role.SERVER:
         return host_of(member.address) == host_of(request.address)
     return member.address == request.address
+
+
+def _proof() -> bytes:
+    """What tells the maker of the present call from others; empty within one process."""
+    who = caller()
+    return (who.proof if who is not None else None) or b""
 
 
 class Sessions:
@@ -104,7 +110,8 @@ class Sessions:
 
     def _known(self, role: Role, incarnation: int) -> Member | None:
         """The member that this process is already, if the answer to its first request got lost."""
-        return next((m for m in self._job.members.of(role) if m.incarnation == incarnation != 0), None)
+        mine = (m for m in self._job.members.of(role) if m.incarnation == incarnation != 0)
+        return next((m for m in mine if m.proof == _proof()), None)
 
     async def _ended(self, role: Role, request: coordinator_pb2.JoinRequest) -> None:
         """A newcomer replaces processes that have ended: remove these members now, before their leases end.
@@ -127,7 +134,7 @@ class Sessions:
         if role is Role.SERVER:
             await self._job.servers.dial_back(request.address, self._job.options.job, self._job.options.call_timeout_s)
             if not request.holds:
-                await look_at_place(self._job, request.address)
+                await look_at_place(self._job, request.address, request.key)
             seat = await admit_server(self._job, request, index)
             index, goes_back = seat.index, seat.goes_back
         event = Joined(
@@ -140,6 +147,8 @@ class Sessions:
             shown_command(request.restart_command),
             request.metrics_url,
             request.host,
+            _proof(),
+            request.key,
         )
         effects = self._job.members.handle(event, time.monotonic())
         self._decide_at_once(effects)
@@ -229,7 +238,7 @@ class Sessions:
         if request.HasField("worker"):  # a check that shortens a list makes a report of none
             check_report(request.worker)
         text("the reason of a failure", request.failure)
-        await self._happen(Renewed(request.member))
+        await self._happen(Renewed(request.member, request.key))
         member = self._job.members.get(request.member)
         if request.HasField("worker") and member is not None:
             self._job.records.hear(member, request.worker)
@@ -246,6 +255,11 @@ class Sessions:
             if member is not None and stats.holds and not stats.backup:
                 self._job.checkpoints.hear(stats.shard, stats)
             if stats.term > self._job.term:
+                if not await self._job.outranked():
+                    raise errors.ProtocolError(
+                        f"a server says that it follows a coordinator of term {stats.term}, and the store knows of "
+                        f"none after this one (term {self._job.term})"
+                    )
                 await self._job.replaced(f"a server follows a newer coordinator (term {stats.term})")
         self._job.replication.hear(request.shards)
         if request.leaving:

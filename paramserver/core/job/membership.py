@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 
 class Role(enum.Enum):
@@ -44,6 +44,9 @@ class Member:
     metrics_url: str = ""
     # Of a worker: a word that is equal on one host; empty: not known.
     host: str = ""
+    # What tells the process from others; and of a server, what the coordinator shows in calls to it.
+    proof: bytes = b""
+    key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,16 @@ class Joined:
     metrics_url: str = ""
     # Of a worker: a word that is equal on one host; empty: not known.
     host: str = ""
+    proof: bytes = b""
+    key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A sign of life."""
+    """A sign of life. ``key``: of a server that says which key it has; empty: nothing new."""
 
     ident: int
+    key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +204,14 @@ class Membership:
         match event:
             case Joined():
                 return self._join(event, now)
-            case Renewed(ident):
+            case Renewed(ident, key):
                 if member := self._members.get(ident):
-                    self._members[ident] = replace(member, expires_at=now + self.lease_s, presence=Presence.CONNECTED)
+                    self._members[ident] = replace(
+                        member,
+                        expires_at=now + self.lease_s,
+                        presence=Presence.CONNECTED,
+                        key=key or member.key,
+                    )
                 return []
             case Disconnected(ident):
                 if member := self._members.get(ident):
@@ -246,6 +257,8 @@ class Membership:
             restart_command=event.restart_command,
             metrics_url=event.metrics_url,
             host=event.host,
+            proof=event.proof,
+            key=event.key,
         )
         self.next_ident += 1
         self._members[member.ident] = member

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from paramserver import errors
 from paramserver.membership.pulse import Pulse
 from paramserver.server.team import Team
 from paramserver.tracing import Recorder
-from paramserver.transport.base import Channel
-from paramserver.v1 import coordinator_pb2, shard_pb2
+from paramserver.transport.base import Channel, Method
+from paramserver.transport.security.access import SECRET_BYTES, proof_of
+from paramserver.transport.security.members import Known, ServerRoll, judge
+from paramserver.transport.security.policy import SERVER, WORKER
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from paramserver.wire.messages import record_age
 
 T = TypeVar("T")
@@ -27,6 +31,10 @@ _Command = (
     | shard_pb2.CutRequest
     | shard_pb2.ReleaseRequest
 )
+
+
+def _known(member: coordinator_pb2.MemberRecord) -> Known:
+    return Known(SERVER if member.role == types_pb2.ROLE_SERVER else WORKER, member.proof)
 
 
 class Process:
@@ -54,6 +62,9 @@ class Process:
         self.record = coordinator_pb2.JobRecord()
         # Notices when this process does not run; made by the thread in which its loop runs.
         self.pulse = Pulse()
+        # What the coordinator shows in its calls to this server; and the members, by the newest record.
+        self.key = secrets.token_bytes(SECRET_BYTES)
+        self._roll = ServerRoll(proof_of(self.key))
         # A number that this process chose when it became a member.
         self.incarnation = 0
         # Called when a report should not wait for the next regular one.
@@ -138,6 +149,11 @@ class Process:
             raise errors.ProtocolError("a record of the job that cannot be read") from error
         if record_age(told) > record_age(self.record):
             self.record = told
+            self._roll = ServerRoll(proof_of(self.key), {one.member: _known(one) for one in told.members})
+
+    def judge(self, method: Method, message: Message) -> None:
+        """Raise an error if the caller of the present call may not say this; see `transport.security.members`."""
+        judge(method, message, self._roll)
 
     def check_job(self, job: str) -> None:
         """Raise FencedError for a message to another job."""

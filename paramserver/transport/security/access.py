@@ -7,6 +7,8 @@ hears "permission denied"; the log says why.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +18,15 @@ import structlog
 
 from paramserver.errors import ConfigError, DeniedError, UnavailableError
 from paramserver.transport.addresses import host_of, loopback, resolves_to_loopback
-from paramserver.transport.base import Caller
+from paramserver.transport.base import Caller, shown
 from paramserver.transport.security.policy import ADMIN, ADMIN_METHODS, ANYBODY, CALLERS
 from paramserver.transport.security.tls import Certificates, role_of
 from paramserver.transport.security.tokens import Tokens
 
 TOKEN_KEY = "authorization"
 ADMIN_KEY = "paramserver-admin"
+MEMBER_KEY = "paramserver-member"
+SECRET_BYTES = 32
 _BEARER = "Bearer "
 DENIED = "permission denied"
 # Refused calls in the log: so many at once, then one line per so many seconds that counts the others.
@@ -59,6 +63,8 @@ class Security:
         self.join = Tokens() if join is None else join  # a file may be awaited
         self.admin = admin or Tokens()
         self.insecure = insecure
+        # What tells this process from others (`members`). Its SHA-256 is known to coordinator and servers.
+        self.secret = secrets.token_bytes(SECRET_BYTES)
         self._warned = False
 
     @classmethod
@@ -77,12 +83,12 @@ class Security:
     # ---- as a caller
 
     def metadata(self, method: str) -> Metadata:
-        """The tokens that go with a call of this method. Not to be logged."""
+        """The secrets that go with a call of this method. Not to be logged."""
         token = self.join.first()
-        shown: Metadata = ((TOKEN_KEY, _BEARER + token),) if token else ()
+        head: Metadata = ((TOKEN_KEY, _BEARER + token),) if token else ()
         if method in ADMIN_METHODS and (token := self.admin.first()):
-            shown += ((ADMIN_KEY, token),)
-        return shown
+            head += ((ADMIN_KEY, token),)
+        return (*head, (MEMBER_KEY, (shown() or self.secret).hex()))
 
     def lacking(self, method: str) -> str:
         """What this process would have to show for a call of this method, in words; empty if it has all of that."""
@@ -128,8 +134,13 @@ class Security:
                 return Refusal("wrong admin token", unknown=True)
         return None
 
-    def identify(self, method: str, auth_context: Callable[[], Mapping[str, Iterable[bytes]]]) -> Caller | Refusal:
-        """The second check: the role of a caller whose tokens are right."""
+    def identify(
+        self,
+        method: str,
+        auth_context: Callable[[], Mapping[str, Iterable[bytes]]],
+        metadata: Sequence[tuple[Any, Any]] = (),
+    ) -> Caller | Refusal:
+        """The second check: the role of a caller whose tokens are right. What it may say: see `members`."""
         admin = method in ADMIN_METHODS
         if self.tls:
             role = role_of(auth_context())
@@ -140,7 +151,7 @@ class Security:
             roles = ANYBODY | {ADMIN} if admin else ANYBODY
         if not roles & CALLERS[method]:
             return Refusal(f"a {'/'.join(sorted(roles))} may not call this, only {', '.join(sorted(CALLERS[method]))}")
-        return Caller(roles, admin)
+        return Caller(roles, admin, proof_in(_shown(metadata).get(MEMBER_KEY, "")))
 
     # ---- other machines
 
@@ -200,6 +211,20 @@ class Security:
 
 
 OPEN = Security.open()
+
+
+def proof_of(secret: bytes) -> bytes:
+    """By which others know who shows this secret."""
+    return hashlib.sha256(secret).digest()
+
+
+def proof_in(shown: str) -> bytes:
+    """The proof of the secret in the head of a call; empty: there is no secret of the right form."""
+    try:
+        secret = bytes.fromhex(shown)
+    except ValueError:
+        return b""
+    return proof_of(secret) if len(secret) == SECRET_BYTES else b""
 
 
 def _shown(metadata: Sequence[tuple[Any, Any]]) -> dict[str, str]:

@@ -9,6 +9,10 @@ SERVER = "server"
 WORKER = "worker"
 ADMIN = "admin"
 
+# Callers that have no certificate of their own: members that only read, and whoever shows nothing but the join token.
+OBSERVER = "observer"
+GUEST = "guest"
+
 ROLES = frozenset({COORDINATOR, SERVER, WORKER, ADMIN})
 # The roles of a caller without a certificate; an admin shows the admin token.
 ANYBODY = ROLES - {ADMIN}
@@ -75,6 +79,15 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Shard.Collect": frozenset({WORKER}),
     "Shard.OpenBulk": ROLES,  # each call over the connection is checked again
 }
+
+# Methods whose caller need not be a member. All others are for members, for the coordinator, or for admins (`members`).
+GUEST_METHODS = frozenset(
+    {
+        *("Coordinator.Join", "Coordinator.Status", "Coordinator.Settings", "Coordinator.Probe", "Coordinator.Ledger"),
+        *("Shard.Stats", "Shard.Pull", "Shard.Export", "Shard.OpenBulk"),
+        "Shard.Collect",  # ranks of a process group are no members
+    }
+)
 
 # Methods that take the admin token in addition.
 ADMIN_METHODS = frozenset(method for method, callers in CALLERS.items() if callers == {ADMIN})
