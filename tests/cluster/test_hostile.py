@@ -220,7 +220,7 @@ def coordinator_messages(member: int, timeline: int) -> dict[str, tuple[str, Ref
         "a grant": ("Coordinator.InitializeDone", None, v1.InitializeDoneRequest(member=member, grant=2**32 - 1)),
         "a version": ("Coordinator.Finish", bad, v1.FinishRequest(member=member, timeline=timeline, version=HUGE)),
         "a timeline": (
-            "Coordinator.Snapshot", errors.RolledBackError, v1.SnapshotRequest(member=member, timeline=HUGE)
+            "Coordinator.Snapshot", errors.RolledBackError, v1.SnapshotRequest(member=member, timeline=2**40)
         ),
         "mode NaN": (
             "Coordinator.SetConsistency",
@@ -310,7 +310,7 @@ def shard_messages(raw: Raw, mode: str) -> dict[str, tuple[str, Refusal, Message
             assert isinstance(name, SyncName)
             header.sync.step, header.sync.lo, header.sync.hi, header.sync.of = name.step, name.lo, name.hi, name.of
 
-    epochs = [v1.EpochSlices(epoch=e, slices=[types_pb2.Range(start=0, stop=2**63)]) for e in range(1000)]
+    epochs = [v1.EpochSlices(epoch=e, slices=[types_pb2.Range(start=0, stop=2**48)]) for e in range(1000)]
     reading = v1.SharedPull(attachment=7, reading=range(100_000))
     made: dict[str, tuple[str, Refusal, Message | bytes]] = {
         "pull at a clock": ("Shard.Pull", bad, pull(clock=HUGE)),
@@ -333,7 +333,7 @@ def shard_messages(raw: Raw, mode: str) -> dict[str, tuple[str, Refusal, Message
             "Shard.Attach",
             None,
             v1.AttachRequest(
-                worker=raw.worker, layout_digest=raw.layout.digest, meeting="m" * 100_000, inbox_bytes=HUGE, **base
+                worker=raw.worker, layout_digest=raw.layout.digest, meeting="m" * 100_000, inbox_bytes=2**48, **base
             ),
         ),
         "norms": ("Shard.ShareNorms", bad, v1.ShareNormsRequest(step=HUGE, shard=1, **base)),

@@ -12,6 +12,7 @@ import pytest
 from paramserver.cli.examples import EXAMPLES
 from paramserver.config.settings import FIELDS
 from paramserver.testing.places import PLACES
+from paramserver.transport.security import fields
 from paramserver.transport.security.policy import ADMIN, CALLERS, COORDINATOR, SERVER, WORKER
 from paramserver.web.operations import OPERATIONS, PREFIX
 from tests.support.unit.pages import (
@@ -119,6 +120,11 @@ def test_the_table_of_security_is_the_policy() -> None:
         roles = {role for role, cell in columns if cell.strip()}
         said |= {f"{service}.{method}": roles for method in methods.split()}
     assert said == CALLERS
+
+
+def test_the_table_of_fields_is_the_one_of_the_check() -> None:
+    """Write it anew: python -c "from paramserver.transport.security.fields import page; print(page())"."""
+    assert fields.page() in (ROOT / "docs/security.md").read_text()
 
 
 def test_the_wire_contract_names_every_call() -> None:

@@ -24,9 +24,6 @@ class _Job(Protocol):
     @property
     def consistency(self) -> Consistency: ...
 
-    @property
-    def timeline(self) -> int: ...
-
 
 class Sink(Protocol):
     """Where closed steps are written; `records.writing.Writing` does it."""
@@ -76,20 +73,16 @@ class Records:
         self.history = history
 
     def hear(self, member: Member, report: coordinator_pb2.WorkerReport) -> None:
-        """A worker reports, with all that its script has logged since the last report.
-
-        Values of a timeline that has not begun do not count: they would make those of all others void.
-        """
+        """A worker reports, with all that its script has logged since the last report."""
         if member.role is not Role.WORKER:
             return
-        newest = self._job.timeline
-        self._places[member.ident] = (min(report.logging_timeline, newest), report.logging_step)
+        self._places[member.ident] = (report.logging_timeline, report.logging_step)
         if not report.logged:
             return
         calls = [
             Logged(
                 call.step,
-                call.timeline if call.timeline <= newest else -1,
+                call.timeline,
                 call.values,
                 (call.slice.epoch, call.slice.index) if call.HasField("slice") else None,
                 call.samples,

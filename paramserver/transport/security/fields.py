@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from paramserver.errors import ProtocolError
-from paramserver.transport.base import METHODS, Method, MethodKind
+from paramserver.transport.base import METHODS, Method
 from paramserver.transport.security.policy import CALLERS, COORDINATOR
-from paramserver.v1 import shard_pb2
+from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 
 # What counts one by one never comes so far, and sums of such numbers fit into a message.
 MAX_COUNT = 1 << 48
@@ -212,10 +212,10 @@ def rules(message: str) -> list[Rule]:
 def request_of(method: Method) -> Descriptor:
     """What a caller says in a call: the request, or the header of an upload."""
     if method.name not in HEADERS:
-        return method.request.DESCRIPTOR
-    header: FieldDescriptor = shard_pb2.FrameHeader.DESCRIPTOR.fields_by_name[HEADERS[method.name]]
+        return cast(Descriptor, method.request.DESCRIPTOR)
+    header = shard_pb2.FrameHeader.DESCRIPTOR.fields_by_name[HEADERS[method.name]]
     assert header.message_type is not None
-    return header.message_type
+    return cast(Descriptor, header.message_type)
 
 
 def parts_of(message: Descriptor) -> list[tuple[FieldDescriptor, Descriptor]]:
@@ -225,21 +225,6 @@ def parts_of(message: Descriptor) -> list[tuple[FieldDescriptor, Descriptor]]:
         for field in message.fields
         if field.message_type is not None and not field.message_type.GetOptions().map_entry
     ]
-
-
-def users() -> Mapping[str, frozenset[str]]:
-    """By message, the methods in whose requests it comes."""
-    found: dict[str, set[str]] = {}
-
-    def walk(message: Descriptor, method: str) -> None:
-        if method not in (names := found.setdefault(message.name, set())):
-            names.add(method)
-            for _, part in parts_of(message):
-                walk(part, method)
-
-    for method in METHODS.values():
-        walk(request_of(method), method.name)
-    return {message: frozenset(names) for message, names in found.items()}
 
 
 # ---- who
@@ -345,41 +330,67 @@ def beyond(message: str, name: str, value: int, most: int) -> ProtocolError:
 # ---- for people
 
 
+def senders() -> Mapping[str, frozenset[str]]:
+    """By message, the roles that may send it in some request."""
+    found: dict[str, set[str]] = {}
+
+    def walk(message: Descriptor, roles: frozenset[str]) -> None:
+        known = found.setdefault(message.name, set())
+        if roles <= known:
+            return
+        known |= roles
+        allowed = {rule.name: rule.roles for rule in rules(message.name)}
+        for field, part in parts_of(message):
+            own = allowed[field.name]
+            walk(part, roles if own is None else own)
+
+    for method in METHODS.values():
+        walk(request_of(method), CALLERS[method.name])
+    return {message: frozenset(roles) for message, roles in found.items()}
+
+
 def table() -> list[tuple[str, str, str, str, str]]:
     """Rows of (message, fields, who may send them, bound, otherwise): fields of one kind share a row."""
     rows = []
-    for message, methods in sorted(users().items()):
-        callers = frozenset().union(*(CALLERS[method] for method in methods))
+    for message, roles in sorted(senders().items()):
         groups: dict[tuple[str, str, str], list[str]] = {}
-        types = {"ModelSpec": "model"}
         for rule in rules(message):
-            who = ", ".join(sorted(rule.roles if rule.roles is not None else callers))
-            bound = _bound(message, rule, callers, types)
-            groups.setdefault((who, *bound), []).append(rule.name)
-        rows += [(message, " ".join(names), *how) for how, names in groups.items()]
+            who = ", ".join(sorted(rule.roles if rule.roles is not None else roles))
+            groups.setdefault((who, *_bound(message, rule, roles)), []).append(rule.name)
+        rows += [(message, ", ".join(names), *how) for how, names in groups.items()]
     return rows
 
 
-def _bound(message: str, rule: Rule, callers: frozenset[str], types: Mapping[str, str]) -> tuple[str, str]:
-    """The bound of a field, and the refusal, in words."""
-    field = _descriptor(message).fields_by_name[rule.name]
+def _bound(message: str, rule: Rule, roles: frozenset[str]) -> tuple[str, str]:
+    """The bound of a field, and what happens otherwise, in words."""
     if rule.kind == OWN:
-        return "the caller's own number", "permission denied"
-    denied = "permission denied" if rule.roles is not None else ""
-    if field.type == FieldDescriptor.TYPE_UINT64 and rule.kind != ANY and message not in _UNSEEN:
-        bound = "2^48" if rule.kind != RISING or callers == {COORDINATOR} else "2^40"
-        return bound, "; ".join(filter(None, (denied, "refused as malformed")))
-    return "", denied
+        return "the number of the caller", "denied"
+    denied = ["denied"] if rule.roles is not None else []
+    field = _descriptor(message).fields_by_name[rule.name]
+    if field.type != FieldDescriptor.TYPE_UINT64 or rule.kind == ANY or message in _UNSEEN:
+        return "", ", ".join(denied)
+    return "2^48" if rule.kind != RISING or roles == {COORDINATOR} else "2^40", ", ".join([*denied, "out of bounds"])
 
 
 @cache
 def _descriptor(message: str) -> Descriptor:
-    from paramserver.v1 import coordinator_pb2, types_pb2
-
     for file in (coordinator_pb2, shard_pb2, types_pb2):
         if message in file.DESCRIPTOR.message_types_by_name:
-            return file.DESCRIPTOR.message_types_by_name[message]
+            found: Descriptor = file.DESCRIPTOR.message_types_by_name[message]
+            return found
     raise AssertionError(f"there is no message {message}")
 
 
-assert MethodKind.UPLOAD in {METHODS[name].kind for name in HEADERS}
+def page() -> str:
+    """The table as docs/security.md shows it."""
+    head = ["| message | fields | who may send them | at most | otherwise |", "|---|---|---|---|---|"]
+    return "\n".join(
+        [
+            *head,
+            *(
+                f"| `{row[0]}` | {row[1].replace('_', chr(92) + '_')} | {' | '.join(row[2:])} |"
+                for row in table()
+                if row[1]
+            ),
+        ]
+    )
