@@ -61,7 +61,7 @@ def test_a_report_of_a_run_with_a_killed_worker(mode: str, place: Place, tmp_pat
     assert digest(done.out) in text
     again = place.paramserver(*words, "--workers", "1", "--", "--epochs", "1").check()
     assert data_in(path.read_text())["summary"]["weights_sha256"] == digest(again.out)
-    assert sorted(one.name for one in place.work.iterdir()) == ["report.html"]
+    assert sorted(one.name for one in place.work.iterdir()) == ["report.html", "state"], "the latter has checkpoints"
 
 
 @pytest.mark.long
