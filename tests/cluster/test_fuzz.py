@@ -116,8 +116,7 @@ def numbers_of(random_: random.Random) -> Any:
 
 def set_field(message: Message, random_: random.Random) -> None:
     """Give a field anywhere in the message a value that a peer may have made up."""
-    fields = message.DESCRIPTOR.fields
-    chosen = random_.choice(fields)
+    chosen: Any = random_.choice(cast(Sequence[Any], message.DESCRIPTOR.fields))
     name, odd = (
         chosen.name,
         random_.choice(["", "\n\x1b]52;c;AAAA\x07", "x" * 2000, "🦜" * 300, "../../etc", "%s{}"]),
@@ -218,7 +217,7 @@ class Sender:
                 return None
             case v1.StopRequest() if message.state in ("", "done", "failed", "stopped"):
                 return None
-        return message.SerializeToString()
+        return bytes(message.SerializeToString())
 
     async def send(self, messages: Sequence[tuple[str, bytes]]) -> None:
         await asyncio.gather(*(self._send(method, raw) for method, raw in messages))
@@ -306,7 +305,7 @@ def test_mutated_messages_change_nothing(count: int, monkeypatch: pytest.MonkeyP
             before, memory = state(cluster), 0
             with capture_logs() as logs:
                 for turn in range(0, count, AT_ONCE):
-                    messages = []
+                    messages: list[tuple[str, bytes]] = []
                     while len(messages) < AT_ONCE:
                         method = random_.choice(sorted(by_method))
                         one, other = random_.choice(by_method[method]), random_.choice(recorded)[1]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,7 +286,7 @@ def test_deaths_and_slices_that_are_skipped_have_a_limit(monkeypatch: pytest.Mon
 def test_versions_that_are_written_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overdue, "_BEGUN", 10)
     monkeypatch.setattr(checkpointing, "_VERSIONS", 10)
-    late = Overdue(Promises(), None, False)
+    late = Overdue(Promises(), "", False)
     core = Checkpointing()
     core.begin(1)
     core.found(range(10))
@@ -330,7 +330,7 @@ class _Best:
 def test_parts_of_a_trace_that_nobody_fetches_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_MOST_BYTES", 10_000)
     one: Any = object.__new__(tracing.Tracing)
-    one._news, one._next, one._parts, one._bytes, one._dropped = asyncio.Event(), 0, tracing.deque(), 0, 0
+    one._news, one._next, one._parts, one._bytes, one._dropped = asyncio.Event(), 0, deque(), 0, 0
     for _ in range(100):
         one._keep(coordinator_pb2.TracePart(spans=[coordinator_pb2.TraceSpan(name="n" * 1000)]))
     assert sum(part.ByteSize() for part in one._parts) <= 10_000

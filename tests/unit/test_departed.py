@@ -29,7 +29,9 @@ async def join(service: CoordinatorService, pid: int, **facts: Any) -> int:
 def said(turn: int) -> coordinator_pb2.WorkerReport:
     """Everything of which a report has room, as large as it can be."""
     names = [f"{turn:03} {index:04} ".ljust(CHARS, "m") for index in range(NAMES)]
-    texts = dict.fromkeys(("state", "waiting_for", "transport", "transport_reason", "host_tier", "phase"), "t" * 5000)
+    texts: dict[str, Any] = dict.fromkeys(
+        ("state", "waiting_for", "transport", "transport_reason", "host_tier", "phase"), "t" * 5000
+    )
     return coordinator_pb2.WorkerReport(metrics=dict.fromkeys(names, 1.0), samples=10, slices=1, **texts)
 
 
@@ -40,7 +42,8 @@ async def tell(service: CoordinatorService, *messages: coordinator_pb2.SessionRe
         for message in messages:
             yield message
 
-    async with aclosing(service.session(all_of_them())) as replies:
+    session: Any = service.session(all_of_them())
+    async with aclosing(session) as replies:
         async for _ in replies:
             pass
 

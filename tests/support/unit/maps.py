@@ -41,6 +41,7 @@ def found_maps() -> Iterator[str]:
 
 def _attributes(made: ast.ClassDef) -> Iterator[str]:
     for node in ast.walk(made):
+        pairs: list[tuple[ast.expr, ast.expr]]
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             pairs = [(node.target, node.value)]
         elif isinstance(node, ast.Assign):
