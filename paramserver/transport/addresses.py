@@ -36,7 +36,8 @@ def target(address: str) -> str:
     """
     host, _, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not (bare and port.isascii() and port.isdecimal() and 0 < int(port) < 65536) or (":" in bare) == (bare == host):
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
+    if not (bare and 0 < number < 65536) or (":" in bare) == (bare == host):
         raise errors.ConfigError(f"{address!r} is no address: write host:port, such as 127.0.0.1:8790 or [::1]:8790")
     for family, scheme in ((socket.AF_INET, "ipv4"), (socket.AF_INET6, "ipv6")):
         with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from paramserver import errors
 from paramserver.cli.look.facts import describe
 from paramserver.machine.jobs import fetch_status
 from paramserver.transport.security.access import Security
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.long
 FILES = 1024
 # Seconds over which a rate is measured: 100 steps at the pace of the script.
 WINDOW_S = 10.0
+ANSWER_S = 2.0
 PORTS = ("coordinator", "dashboard", "server", "bulk", "metrics")
 
 
@@ -45,7 +47,8 @@ class Job:
 
     def __init__(self, place: Place, tls: bool) -> None:
         self.hurry = place.work / "hurry"
-        self.cluster = Cluster(place)
+        # A busy machine may keep a process waiting for some seconds.
+        self.cluster = Cluster(place, environ={"PARAMSERVER_CLUSTER__LEASE_S": "10"})
         certs = place.work / "certs"
         place.paramserver("certs", "init", certs).check()
         flags: tuple[str | Path, ...] = ("--certs", certs) if tls else ()
@@ -61,21 +64,39 @@ class Job:
         self.server = self.cluster.server("--metrics", "127.0.0.1:0", *flags)
         for _ in range(2):
             self.cluster.worker("--epochs", "100000", "--pace", "0.05", "--hurry", self.hurry, flags=flags)
-        until("steps", lambda: self.steps() > 20, 60.0)
+        try:
+            until("steps", lambda: self.steps() > 20, 100.0)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.said}") from None
+
+    @property
+    def said(self) -> str:
+        """All logs."""
+        everybody = (*self.cluster.coordinators, *self.cluster.servers, *self.cluster.workers)
+        return "\n".join(running.out + running.err for running in everybody)
 
     def status(self) -> dict[str, Any]:
-        """As a newcomer hears it, over a connection of its own."""
-        return describe(fetch_status(self.cluster.join, 10.0, self.security))
+        """As a newcomer hears it, over a connection of its own. It tries again, as members do."""
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                return describe(fetch_status(self.cluster.join, ANSWER_S, self.security))
+            except errors.UnavailableError:
+                if time.monotonic() > deadline:
+                    raise
 
     def steps(self) -> int:
         """Steps that the server has done."""
-        return max((int(p.get("version") or 0) for p in self.status()["processes"] if p["role"] == "server"), default=0)
+        return max((int(p["version"] or 0) for p in self.status()["processes"] if p["role"] == "server"), default=-1)
 
-    def rate(self) -> float:
-        """Steps per second."""
-        first, began = self.steps(), time.monotonic()
-        until("the end of the window", lambda: time.monotonic() > began + WINDOW_S, 2 * WINDOW_S)
-        return (self.steps() - first) / (time.monotonic() - began)
+    def over_a_while(self) -> tuple[float, float]:
+        """Steps per second over a while, and the longest time for a status."""
+        first, began, slowest = self.steps(), time.monotonic(), 0.0
+        while (now := time.monotonic()) < began + WINDOW_S:
+            last = self.steps()
+            slowest = max(slowest, time.monotonic() - now)
+        assert min(first, last) >= 0, f"the server was lost\n{self.said}"
+        return (last - first) / (now - began), slowest
 
     def port(self, which: str) -> tuple[int, str]:
         """The port, and the protocol there."""
@@ -89,11 +110,6 @@ class Job:
         coordinator = int(self.cluster.join.rpartition(":")[2])
         found = {"coordinator": coordinator, "dashboard": dashboard, "server": server, "metrics": metrics}
         return found[which], "grpc" if which in ("coordinator", "server") else "http"
-
-    def said(self) -> int:
-        """Characters of all logs."""
-        everybody = (*self.cluster.coordinators, *self.cluster.servers, *self.cluster.workers)
-        return sum(len(running.out) + len(running.err) for running in everybody)
 
 
 def listening(pid: int) -> set[int]:
@@ -109,7 +125,6 @@ def job(request: pytest.FixtureRequest) -> Iterator[Job]:
         job = Job(place, request.param == "tls")
         try:
             yield job
-            job.cluster.ended() if not job.hurry.touch() and False else None
         finally:
             job.cluster.close()
 
@@ -117,32 +132,23 @@ def job(request: pytest.FixtureRequest) -> Iterator[Job]:
 @pytest.mark.parametrize("which", PORTS)
 def test_a_flood_of_strangers_is_not_felt(job: Job, which: str) -> None:
     port, protocol = job.port(which)
-    before, logs = job.rate(), job.said()
-    assert before > 1.0
-    process = subprocess.Popen(
+    (before, _), logs = job.over_a_while(), len(job.said)
+    with subprocess.Popen(
         [sys.executable, flood.__file__, str(port), protocol],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert process.stdout is not None
-    try:
+    ) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "flooding\n"
-        slowest = 0.0
-        began = time.monotonic()
-        first = job.steps()
-        while time.monotonic() < began + WINDOW_S:
-            asked = time.monotonic()
-            last = job.steps()
-            slowest = max(slowest, time.monotonic() - asked)
-        during = (last - first) / (time.monotonic() - began)
-    finally:
+        during, slowest = job.over_a_while()
         done = json.loads(process.communicate("", timeout=30.0)[0])
-    print(which, before, during, slowest, job.said() - logs, done)
+    print(which, before, during, slowest, len(job.said) - logs, done)
     for kind, count in flood.COUNTS.items():
         assert done[f"opened {kind}"] >= count
     assert sum(done.get(f"closed {kind}", 0) for kind in flood.COUNTS) >= 1000  # for want of room
-    assert during >= 0.9 * before
-    assert slowest < 2.0
-    assert job.said() - logs < 100_000
+    assert "this one gave way" in job.said
+    assert during >= 0.9 * before > 0
+    assert slowest < ANSWER_S
+    assert len(job.said) - logs < 100_000

@@ -10,6 +10,7 @@ import pytest
 from paramserver import errors
 from paramserver.coordinator.leadership import dialling
 from paramserver.coordinator.leadership.dialling import Dialling
+from paramserver.transport.addresses import target
 from paramserver.transport.base import set_host
 
 CALLER = "10.0.0.7"
@@ -29,7 +30,7 @@ class Dialled:
 
     async def _resolve(self, host: str) -> frozenset[str]:
         host = NAMES.get(host, host)
-        return frozenset([host] if host[0].isdigit() else [])
+        return frozenset([host] if host[:1].isdigit() else [])
 
     def _ask(self, address: str) -> Callable[[float], Awaitable[object]]:
         async def ask(_: float) -> None:
@@ -68,12 +69,21 @@ def test_addresses_under_which_a_caller_may_be_are_dialled(
     assert dialled.calls == [address]
 
 
-@pytest.mark.parametrize("address", ["inside:8791", "metadata:8080", "gateway:22", "0.0.0.0:8791", "nobody:8791"])
+@pytest.mark.parametrize(
+    "address",
+    ["inside:8791", "metadata:8080", "gateway:22", "0.0.0.0:8791", "nobody:8791", "gateway", "gateway:" + "9" * 5000],
+)
 def test_addresses_under_which_no_server_can_be_are_not_dialled(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     dialled = Dialled(monkeypatch)
     text = asyncio.run(dialled.dial(address))
     assert text.startswith(f"ConfigError: the coordinator cannot reach the server at {address}, ")
     assert dialled.calls == []
+
+
+@pytest.mark.parametrize("port", ["", "0", "65536", "9" * 5000, "\u0663"])
+def test_a_port_that_is_none_is_refused_in_one_sentence(port: str) -> None:
+    with pytest.raises(errors.ConfigError, match="is no address: write host:port"):
+        target(f"127.0.0.1:{port}")
 
 
 def test_nothing_of_what_listens_at_a_foreign_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

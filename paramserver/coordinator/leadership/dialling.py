@@ -83,7 +83,7 @@ class Dialling:
 
 def _unreachable(address: str) -> errors.ConfigError:
     return errors.ConfigError(
-        f"the coordinator cannot reach the server at {address}, the address it advertised: "
+        f"the coordinator cannot reach the server at {address[:200]}, the address it advertised: "
         "check the host name, the firewall, or give another one with --advertise-host"
     )
 
@@ -98,7 +98,7 @@ async def _belongs(caller: str, hosts: frozenset[str]) -> bool:
 def _forbidden(address: str, hosts: frozenset[str]) -> bool:
     """Whether these are no addresses under which a server of another machine can be."""
     port = address.rpartition(":")[2]
-    if not hosts or not port.isdecimal() or int(port) < _FIRST_PORT:
+    if not hosts or not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) < _FIRST_PORT:
         return True
     found = [ipaddress.ip_address(host) for host in hosts]
     return any(

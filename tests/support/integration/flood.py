@@ -30,8 +30,8 @@ SENT = {
     "bulk": (_BULK.pack(b"PS", 1, 1, 64, 0) + b"x" * 63, _BULK.pack(b"PS", 1, 1, 32, 0) + b"x" * 32 + bytes(200_000)),
 }
 _ESTABLISHED = 1  # of the kernel's states
-# So many new connections in such a time: 2,000 a second.
-_AT_ONCE, _PAUSE_S = 40, 0.02
+# So many new connections after each pause: 500 a second.
+_AT_ONCE, _PAUSE_S = 10, 0.02
 COUNTS = {"idle": 2000, "slow": 200, "hello": 200, "half": 200}
 
 
