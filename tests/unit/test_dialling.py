@@ -76,7 +76,7 @@ def test_addresses_under_which_a_caller_may_be_are_dialled(
 def test_addresses_under_which_no_server_can_be_are_not_dialled(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     dialled = Dialled(monkeypatch)
     text = asyncio.run(dialled.dial(address))
-    assert text.startswith(f"ConfigError: the coordinator cannot reach the server at {address}, ")
+    assert text.startswith(f"ConfigError: the coordinator cannot reach the server at {address[:200]}, ")
     assert dialled.calls == []
 
 
