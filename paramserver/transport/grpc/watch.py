@@ -22,7 +22,7 @@ from paramserver.transport.security.access import RefusalLog
 # How often this process counts its descriptors.
 _LOOK_S = 0.25
 # The same while strangers come faster than they go.
-_BUSY_S = 0.05
+_BUSY_S = 0.1
 _OPEN = "/proc/self/fd"
 # With more names than that, those of callers that have gone are forgotten.
 _MOST_KNOWN = 10_000
@@ -41,6 +41,8 @@ class Watch:
         self._known: dict[str, Peer] = {}
         # Sockets of strangers, by their numbers in the kernel.
         self._crowd = Crowd(most)
+        # The callers of all sockets of this process that the last look has seen; None: of other sockets.
+        self._seen: dict[int, Peer | None] = {}
         # Descriptors that were open after the last look, without those of strangers.
         self._others = 0
 
@@ -79,13 +81,31 @@ class Watch:
 
     def _sockets(self) -> dict[int, tuple[int, Peer]]:
         """The connections to this server: their numbers in the kernel, descriptors and callers."""
-        found = {}
-        for fd in map(int, os.listdir(_OPEN)):
-            with contextlib.suppress(OSError), _borrowed(fd) as sock:
-                if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname()[1] == self.port:
-                    host, port = sock.getpeername()[:2]
-                    found[os.fstat(sock.fileno()).st_ino] = fd, (plain_host(host), port)
+        found, seen = {}, {}
+        for fd in os.listdir(_OPEN):
+            inode = _inode(fd)
+            if inode:
+                seen[inode] = peer = self._seen[inode] if inode in self._seen else self._caller(int(fd))
+                if peer is not None:
+                    found[inode] = int(fd), peer
+        self._seen = seen
         return found
+
+    def _caller(self, fd: int) -> Peer | None:
+        """The caller at the other end of a socket; None: it is no connection to this server."""
+        with contextlib.suppress(OSError), _borrowed(fd) as sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname()[1] == self.port:
+                host, port = sock.getpeername()[:2]
+                return plain_host(host), port
+        return None
+
+
+def _inode(fd: str) -> int:
+    """The number of a socket in the kernel; 0: the descriptor is of no socket, or was closed."""
+    with contextlib.suppress(OSError):
+        kind, _, number = os.readlink(f"{_OPEN}/{fd}").partition(":[")
+        return int(number[:-1]) if kind == "socket" else 0
+    return 0
 
 
 @contextlib.contextmanager
