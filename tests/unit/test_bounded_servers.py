@@ -17,6 +17,7 @@ from paramserver.core.shards import pulls
 from paramserver.core.shards.pulls import Pulls
 from paramserver.core.versions import audits
 from paramserver.core.versions.audits import Comparison, Told
+from paramserver.core.versions.counted import of_one
 from paramserver.core.versions.events import AtLeast, PullAsked
 from paramserver.core.versions.names import AsyncName
 from paramserver.core.work import leases, stealing
@@ -62,7 +63,7 @@ def test_a_worker_holds_so_many_slices_and_no_more(monkeypatch: pytest.MonkeyPat
     assert not table.is_done(AsyncName(1 << 40, 0))
     table.complete([AsyncName(1 << 40 | number, 1) for number in range(1000)])
     assert max(len(table._done), len(table._fresh)) < 2 * leases.MOST_HELD
-    again = SliceLeases.restored(10**6, 0, {0: [(0, 1), (900_000, 900_001)]})
+    again = SliceLeases.restored(10**6, 0, of_one(0, [(0, 1), (900_000, 900_001)]))
     again.reconcile(1, [AsyncName(0, index) for index in range(1, 100_000, 5)])
     assert len(again._held_by[1]) == leases.MOST_HELD
 

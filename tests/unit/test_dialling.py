@@ -122,3 +122,11 @@ def test_failures_at_foreign_addresses_are_limited_per_caller(monkeypatch: pytes
         assert (await dialled.dial("gateway:8791")).startswith("ConfigError")
 
     asyncio.run(story())
+
+
+def test_callers_that_name_foreign_addresses_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialling, "_MOST_CALLERS", 10)
+    one = Dialling()
+    for number in range(100):
+        one._recent(f"10.0.0.{number}").append(0.0)
+    assert list(one._failures) == [f"10.0.0.{number}" for number in range(90, 100)]

@@ -135,7 +135,7 @@ _TESTS = {
         core.records.steps:_Names._known core.records.steps:_Names._of
     """,
     "unit/test_bounded.py::test_numbers_to_agree_on_have_room_together": """
-        coordinator.work.agreeing:Agreeing._values
+        coordinator.work.agreeing:Agreeing._messages coordinator.work.agreeing:Agreeing._values
     """,
     "unit/test_bounded.py::test_parts_of_a_trace_that_nobody_fetches_have_a_limit": """
         coordinator.watching.tracing:Tracing._parts
@@ -184,11 +184,14 @@ _TESTS = {
     "unit/test_records.py::test_a_curve_is_bounded_and_keeps_its_ends": """
         core.records.history:_Curve.points
     """,
-    "unit/test_web_access.py::test_the_oldest_of_too_many_sessions_ends": """
-        web.access:Access._sessions
+    "unit/test_web_access.py::test_spent_tickets_are_bounded": """
+        web.access:Access._spent
     """,
-    "unit/test_web_access.py::test_tokens_cannot_be_guessed_fast": """
-        web.access:Access._failures
+    "unit/test_crowd.py::test_there_are_never_more_than_the_limit_and_never_two_answers": """
+        core.crowd:Crowd._at core.crowd:Crowd._of
+    """,
+    "unit/test_dialling.py::test_callers_that_name_foreign_addresses_are_remembered_up_to_a_limit": """
+        coordinator.leadership.dialling:Dialling._failures
     """,
     "unit/test_web_api.py::test_series_have_a_hole_where_a_value_is_no_number_and_a_limit_of_names": """
         web.history:History._names
@@ -234,7 +237,9 @@ OTHERS = {
         transport.bulk.channel:BulkChannel._idle transport.bulk.channel:BulkChannel._open
         transport.bulk.line:Line._come transport.bulk.line:Line._going transport.bulk.line:Line._leaving
         transport.bulk.reading:Reader._head_room transport.bulk.reading:Reader._header
-        transport.bulk.server:BulkServer._listening transport.direct:DirectLine._come
+        transport.bulk.server:BulkServer._listening transport.entrance:Entrance._listening
+        transport.entrance:Entrance._strangers transport.grpc.watch:Watch._known transport.grpc.watch:Watch._seen
+        transport.direct:DirectLine._come
         transport.grpc.channel:GrpcChannel._closing transport.grpc.channel:GrpcChannel._retired
         transport.grpc.channel:_Wire._multicallables transport.memory:MemoryNetwork._servers
         transport.shm.channel:Line._come transport.shm.channel:Line._going transport.shm.seat:Seat._connections
@@ -252,10 +257,12 @@ OTHERS = {
     "job": """
         core.shards.shard:ShardState._forwarded core.versions.events:Forwarded.clocks
         core.versions.ledger:Account.slices core.versions.ledger:Account.workers
-        core.versions.ledger:ShardLedger.counted core.versions.ranges:RangeSet._starts
+        core.versions.counted:Counted._ends core.versions.counted:Counted._firsts
+        core.versions.counted:Counted._slices core.versions.ranges:RangeSet._starts
         core.versions.ranges:RangeSet._stops
     """,
     "member": """
+        transport.security.members:ServerRoll._members transport.security.members:ServerRoll._roles
         server.versions.sharing:Sharing._attachments coordinator.job:Job.draining coordinator.job:Job.moving
         coordinator.job:Job.restarting coordinator.leadership.cluster:Servers._channels
         coordinator.leadership.keeping:Keeping._tasks coordinator.leadership.keeping:Keeping._told
