@@ -5,6 +5,7 @@
 # make proto  generate paramserver/v1 again after a change in protos/ (for contributors)
 # make docker-image  build the image for docker-compose, with the wheels in docker/wheels if there are any
 # make docker-wheels  fetch these wheels, so that the image builds without a network
+# make docker-hashes write docker/hashes.txt anew, after a change of constraints.txt (needs uv)
 # make test-compose  build the image and test real clusters of containers (needs Docker and docker-compose)
 # make test-machines  train on six emulated machines, with faults and strangers (needs root and iproute2)
 # make test-jitter  the cluster and contract tests with random switch intervals of the interpreter, which find races (10 minutes)
@@ -42,7 +43,7 @@ PROTO_TOOLS := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.33.6 setuptools==
 PROTOC = .proto-venv/bin/python -m grpc_tools.protoc -I protos
 
 .PHONY: help demo docs test test-long test-behaviour test-jitter test-processors test-soak test-scale test-faults test-low test-trackers test-frameworks test-monitoring test-gpu screenshots check format proto proto-check clean clean-all \
-	docker-image docker-wheels docker-base test-compose test-machines
+	docker-image docker-wheels docker-hashes docker-base test-compose test-machines
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -164,6 +165,16 @@ docker/wheels/.stamp: pyproject.toml constraints.txt docker/requirements.py
 	mv docker/wheels/.new/*.whl docker/wheels
 	rm -r docker/wheels/.new
 	touch $@
+
+# The hashes of all archives of each version that the image installs, for all platforms. uv asks the index of UV_DEFAULT_INDEX
+# and UV_INDEX, and looks for wheels in UV_FIND_LINKS: one of them has to have torch for CPUs. Their addresses are not written.
+docker-hashes:
+	@command -v uv > /dev/null || { echo 'there is no uv: install it (pip install uv)'; exit 1; }
+	sed -n '/^#/p' docker/hashes.txt > docker/hashes.new
+	{ $(PYTHON) docker/requirements.py dashboard demo; echo async-timeout; } | uv pip compile - --quiet -c constraints.txt \
+		--generate-hashes --python-version 3.11 --no-build --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+		>> docker/hashes.new
+	mv docker/hashes.new docker/hashes.txt
 
 # Stand-ins where the real images can neither be found nor pulled; only for tests.
 docker-base:

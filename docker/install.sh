@@ -7,7 +7,10 @@ ENVIRONMENT=/opt/paramserver
 PYTHON=$ENVIRONMENT/bin/python
 VARIANT=${VARIANT:-cpu}
 KERNELS=${KERNELS:-yes}
+HASHES=${HASHES:-yes}
 EXTRAS=(dashboard demo)
+NO_TORCH='hashes.txt knows torch for CPUs of one platform. For another one, with an index for this torch, run make \
+docker-hashes; or do without the comparison: --build-arg HASHES=no'
 export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 # pip ARGUMENTS: with docker/wheels alone if that is enough, else with the index as well.
@@ -24,6 +27,12 @@ pip_install() {
 constraints() {
     # torch is what the base image brings, whatever its version.
     if [[ $VARIANT == gpu ]]; then grep -v '^torch==' constraints.txt; else cat constraints.txt; fi
+}
+
+# locked WHAT: the lines of hashes.txt about torch, or about all others.
+locked() {
+    awk -v torch="$([[ $1 == torch ]] && echo 1 || echo 0)" \
+        '/^[A-Za-z]/ { keep = (/^torch==/ ? 1 : 0) == torch } /^[A-Za-z ]/ && keep' docker/hashes.txt
 }
 
 # Tests, C++ headers and test programs of other packages: a third of their size, and nobody runs them here.
@@ -52,16 +61,30 @@ case ${1:-} in
             cpu | gpu) ;;
             *) fail 2 "VARIANT is \"$VARIANT\", but must be cpu or gpu" ;;
         esac
+        case $HASHES in
+            yes | no) ;;
+            *) fail 2 "HASHES is \"$HASHES\", but must be yes or no" ;;
+        esac
         # No pip inside: that of the base image does the work. What the base image has installed can be seen.
         python3 -m venv --without-pip --system-site-packages "$ENVIRONMENT"
         constraints >/build/limits.txt
         # Alone and first: if it is the wrong torch, then before its gigabytes of CUDA libraries are fetched.
-        [[ $VARIANT == gpu ]] || pip_install --no-deps -c limits.txt torch
+        if [[ $VARIANT == cpu && $HASHES == yes ]]; then
+            locked torch >locked.txt
+            pip_install --no-deps --require-hashes -r locked.txt || fail 1 "$NO_TORCH"
+        elif [[ $VARIANT == cpu ]]; then
+            pip_install --no-deps -c limits.txt torch
+        fi
         "$PYTHON" docker/check_torch.py "$VARIANT"
         ;;
     dependencies)
-        python3 docker/requirements.py "${EXTRAS[@]}" >requirements.txt
-        pip_install -c limits.txt -r requirements.txt
+        if [[ $HASHES == yes ]]; then
+            locked others >locked.txt
+            pip_install --no-deps --require-hashes -r locked.txt
+        else
+            python3 docker/requirements.py "${EXTRAS[@]}" >requirements.txt
+            pip_install -c limits.txt -r requirements.txt
+        fi
         "$PYTHON" docker/check_torch.py "$VARIANT"
         strip_packages
         ;;

@@ -45,9 +45,9 @@ def test_only_its_user_gets_in_and_may_do_no_more_than_the_coordinator_needs(tmp
         assert server.stdout is not None
         assert any("Ready to accept connections" in line for line in server.stdout)
         assert asyncio.run(used(f"redis://paramserver@localhost:{port}/0", password)) == b"state"
-        for login in ({}, {"password": PASSWORD}, {"username": "paramserver", "password": "another"}):
+        for user, given in ((None, None), (None, PASSWORD), ("paramserver", "another")):
             with pytest.raises(redis.AuthenticationError):
-                redis.Redis(port=int(port), **login).ping()
+                redis.Redis(port=int(port), username=user, password=given).ping()
         with pytest.raises(redis.exceptions.NoPermissionError):
             redis.Redis(port=int(port), username="paramserver", password=PASSWORD).flushall()
     finally:

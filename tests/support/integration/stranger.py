@@ -13,7 +13,8 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,20 @@ PATHS = ("/api/v1/status", "/api/v1/settings", "/api/v1/events", "/api/v1/ledger
 
 def main(wishes: dict[str, list[str]]) -> list[str]:
     """``coordinators``, ``servers``: addresses. ``pages``: URLs. ``files``, ``sockets``: paths. ``pids``: processes."""
-    tried = list(_calls("Coordinator", wishes["coordinators"])) + list(_calls("Shard", wishes["servers"]))
-    tried += [
-        (page + path, lambda page=page, path=path: _get(page + path)) for page in wishes["pages"] for path in PATHS
+    tried: list[tuple[str, Callable[[], Any]]] = [
+        *_calls("Coordinator", wishes["coordinators"]),
+        *_calls("Shard", wishes["servers"]),
     ]
-    tried += [(f"stop {page}", lambda page=page: _post(f"{page}/api/v1/stop")) for page in wishes["pages"]]
+    for page in wishes["pages"]:
+        tried += [(page + path, partial(_get, page + path)) for path in PATHS]
+        tried.append((f"stop {page}", partial(_post, f"{page}/api/v1/stop")))
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-        tried += [(path, lambda path=path: Path(path).read_bytes()) for path in wishes["files"]]
-        tried += [(path, lambda path=path: _connect(path)) for path in wishes["sockets"]]
-        private = ("environ", "maps", "mem", "fd/0")
-        tried += [
-            (path, lambda path=path: Path(path).read_bytes())
-            for path in (f"/proc/{pid}/{name}" for pid in wishes["pids"] for name in private)
-        ]
+        private = [f"/proc/{pid}/{name}" for pid in wishes["pids"] for name in ("environ", "maps", "mem", "fd/0")]
+        tried += [(path, Path(path).read_bytes) for path in (*wishes["files"], *private)]
+        tried += [(path, partial(_connect, path)) for path in wishes["sockets"]]
     return [what for what, attempt in tried if not _refused(attempt)]
 
 
@@ -53,13 +52,13 @@ def _refused(attempt: Callable[[], Any]) -> bool:
     except PermissionError:
         return True
     except grpc.RpcError as error:
-        return error.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+        return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
     except urllib.error.HTTPError as error:
         return error.code == 401
     return False
 
 
-def _calls(service: str, addresses: Iterable[str]) -> Iterable[tuple[str, Callable[[], Any]]]:
+def _calls(service: str, addresses: Iterable[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every call of a service. The one that would end the job has the number with which that was done."""
     release = ReleaseRequest(term=2**62).SerializeToString()
     for address in addresses:
@@ -67,8 +66,12 @@ def _calls(service: str, addresses: Iterable[str]) -> Iterable[tuple[str, Callab
         for name, method in METHODS.items():
             if name.startswith(f"{service}."):
                 message = release if name == "Shard.Release" else b""
-                call = channel.stream_stream(method.path)
-                yield f"{name} at {address}", lambda call=call, raw=message: next(call(iter([raw]), timeout=20.0))
+                yield f"{name} at {address}", partial(_call, channel, method.path, message)
+
+
+def _call(channel: grpc.Channel, path: str, message: bytes) -> None:
+    call: Any = channel.stream_stream(path)
+    next(call(iter([message]), timeout=20.0))
 
 
 def _get(url: str) -> bytes:
