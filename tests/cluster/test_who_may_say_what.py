@@ -341,3 +341,53 @@ def test_a_worker_does_not_speak_for_servers(directory: Path | None) -> None:
         return [job.members.get(session.member) for session in one.sessions.values() if session.member in job.members]
 
     with_sockets(directory, work)
+
+
+def test_a_coordinator_steps_down_only_if_the_store_says_so(directory: Path | None) -> None:
+    """A server says that it follows a newer coordinator."""
+
+    async def work(one: Sockets) -> None:
+        server = one.sessions["server"].member
+        before = state(one)
+        for term in (one.coordinator.job.term + 1, MAX_CLAIM):
+            report = coordinator_pb2.SessionRequest(member=server, shards=[shard_pb2.StatsResponse(term=term)])
+            error = await call(one, "server", METHODS["Coordinator.Session"], report)
+            assert isinstance(error, errors.ProtocolError), error
+            assert "the store knows of none after this one" in str(error)
+        assert state(one) == before
+
+    with_sockets(directory, work)
+
+
+def test_servers_keep_no_keys(directory: Path | None) -> None:
+    """The record that a server is told has the proofs of all members, and no key."""
+
+    async def work(one: Sockets) -> None:
+        kept = one.server.service.process.record
+        assert {entry.member for entry in kept.members} == {
+            one.sessions[name].member for name in ("server", "worker", "worker-2")
+        }
+        assert all(entry.proof and not entry.key for entry in kept.members)
+        (server,) = (entry for entry in one.coordinator.job.journal.record_now.members if entry.key)
+        assert server.key == one.server.service.process.key
+
+    with_sockets(directory, work)
+
+
+def test_the_header_of_an_upload_is_judged_wherever_it_stands(directory: Path | None) -> None:
+    """Protobuf takes the fields of a frame in any order."""
+
+    async def work(one: Sockets) -> None:
+        push = shard_pb2.PushHeader(job="job", worker=one.sessions["worker"].member)
+        header = shard_pb2.Frame(header=shard_pb2.FrameHeader(push=push)).SerializeToString()
+        data = shard_pb2.Frame(data=b"x").SerializeToString()
+        before = state(one)
+        for raw in (header + data, data + header):
+            with pytest.raises(errors.DeniedError, match="permission denied"):
+                await one.channel("worker-2", "Shard").upload("Shard.Push", [raw], timeout=CALL_S)
+        for raw in (data, b"\x0a", b"\xff" * 8):
+            with pytest.raises(errors.ProtocolError):
+                await one.channel("worker", "Shard").upload("Shard.Push", [raw], timeout=CALL_S)
+        assert state(one) == before
+
+    with_sockets(directory, work)

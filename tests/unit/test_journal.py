@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from google.protobuf import json_format
 
 from paramserver import errors
 from paramserver.coordinator.leadership import journal as module
 from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.leadership.leader import Leadership
 from paramserver.coordinator.promises import Promises
 from paramserver.store.memory import MemoryStore
-from paramserver.v1 import coordinator_pb2
+from paramserver.transport.security.fields import MAX_CLAIM, MAX_COUNT, MAX_TAKEN_OVER, taken_over
+from paramserver.v1 import coordinator_pb2, types_pb2
 
 
 class Full(MemoryStore):
@@ -50,3 +53,36 @@ def test_a_store_that_does_not_take_the_record_is_a_trouble_until_it_does(monkey
         "the store is full"
     }
     assert after == {}
+
+
+@pytest.mark.parametrize("field", ["term", "generation", "timeline", "placement"])
+def test_a_record_to_which_no_job_can_have_counted_is_refused_in_one_sentence(field: str) -> None:
+    record = coordinator_pb2.JobRecord(view=types_pb2.View(**{field: MAX_CLAIM}))
+    text = json_format.MessageToJson(record).encode()
+    assert getattr(module.parse_record(text).view, field) == MAX_CLAIM
+    setattr(record.view, field, 2**62)
+    with pytest.raises(errors.StoreError, match=f"the number {2**62}, to which no job can have counted: choose"):
+        module.parse_record(json_format.MessageToJson(record).encode())
+
+
+def test_a_store_that_a_wrong_term_was_written_into_is_refused_in_one_sentence() -> None:
+    """The lease is given back: the remedy works at once."""
+
+    async def lead() -> None:
+        store = MemoryStore()
+        leadership = Leadership(store, "here", 60.0)
+        try:
+            with pytest.raises(errors.ConfigError, match=f"says that {2**62 + 1} coordinators have led this job"):
+                await leadership.acquire(2**62)
+        finally:
+            await leadership.resign()
+        assert await store.leader() is None
+
+    asyncio.run(lead())
+
+
+def test_only_terms_that_leave_room_are_taken_over_from_servers() -> None:
+    """From there a coordinator counts on, and others have to believe its numbers."""
+    assert taken_over(MAX_TAKEN_OVER) == MAX_TAKEN_OVER
+    assert taken_over(MAX_TAKEN_OVER + 1) == 0
+    assert MAX_TAKEN_OVER < MAX_CLAIM < MAX_COUNT

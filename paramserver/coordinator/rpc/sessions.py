@@ -238,6 +238,7 @@ class Sessions:
         if request.HasField("worker"):  # a check that shortens a list makes a report of none
             check_report(request.worker)
         text("the reason of a failure", request.failure)
+        await self._look_for_another(max((stats.term for stats in request.shards), default=0))
         await self._happen(Renewed(request.member, request.key))
         member = self._job.members.get(request.member)
         if request.HasField("worker") and member is not None:
@@ -254,13 +255,6 @@ class Sessions:
         for stats in request.shards:
             if member is not None and stats.holds and not stats.backup:
                 self._job.checkpoints.hear(stats.shard, stats)
-            if stats.term > self._job.term:
-                if not await self._job.outranked():
-                    raise errors.ProtocolError(
-                        f"a server says that it follows a coordinator of term {stats.term}, and the store knows of "
-                        f"none after this one (term {self._job.term})"
-                    )
-                await self._job.replaced(f"a server follows a newer coordinator (term {stats.term})")
         self._job.replication.hear(request.shards)
         if request.leaving:
             await self._job.confirm()
@@ -273,6 +267,20 @@ class Sessions:
                     log.warning("a worker's script failed", worker=member.name, reason=request.failure)
                 self._job.reports.leaving(member, request)
             await self._happen(Left(request.member))
+
+    async def _look_for_another(self, term: int) -> None:
+        """A server says that it follows a coordinator of this term: step down if the store says so, too.
+
+        Raises ProtocolError if the store knows of none after this one.
+        """
+        if term <= self._job.term:
+            return
+        if not await self._job.outranked():
+            raise errors.ProtocolError(
+                f"a server says that it follows a coordinator of term {term}, and the store knows of none after this "
+                f"one (term {self._job.term})"
+            )
+        await self._job.replaced(f"a server follows a newer coordinator (term {term})")
 
     async def _tick(self) -> None:
         while True:

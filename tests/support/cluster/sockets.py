@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from paramserver.coordinator.leadership.journal import Journal
+from paramserver.coordinator.leadership.leader import Leadership
 from paramserver.coordinator.options import JobOptions
 from paramserver.coordinator.service import CoordinatorService
 from paramserver.core.versions.consistency import Consistency, Mode
@@ -87,9 +88,13 @@ async def sockets(secure: Callable[[str], Security]) -> AsyncIterator[Sockets]:
         def to_servers(address: str) -> Channel:
             return grpc.connect(address, leads, "server")
 
-        journal = await Journal.open(MemoryStore(), "memory")
+        store = MemoryStore()
+        leadership = Leadership(store, "here", 60.0)
+        await leadership.acquire()
+        journal = await Journal.open(store, "memory", leadership.term)
         options = JobOptions(JOB, 1, 2, Consistency(Mode.SYNC, None), 2)
         one.coordinator = CoordinatorService(options, to_servers, journal)
+        one.coordinator.job.outranked = leadership.outranked
         await one.coordinator.start()
         stack.push_async_callback(one.coordinator.close)
         port = await grpc.serve([("Coordinator", one.coordinator)], security=leads)
