@@ -20,7 +20,7 @@ from paramserver import errors
 from paramserver.transport.base import METHODS, Method, MethodKind
 from paramserver.transport.security import fields
 from paramserver.transport.security.fields import HEADERS, MAX_CLAIM, MAX_COUNT, Rule, parts_of, request_of, rules
-from paramserver.transport.security.policy import ADMIN_METHODS, CALLERS, GUEST_METHODS
+from paramserver.transport.security.policy import ADMIN_METHODS, CALLERS, GUEST_METHODS, OBSERVER_METHODS
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
 from tests.support.cluster.sockets import Sockets, credentials, sockets, state
 
@@ -46,7 +46,7 @@ class Place:
 
     def roles(self) -> frozenset[str]:
         """Those who may send the field here."""
-        allowed = CALLERS[self.method.name] | ({"observer"} if "admin" in CALLERS[self.method.name] else frozenset())
+        allowed = CALLERS[self.method.name] | ({"observer"} if self.method.name in OBSERVER_METHODS else frozenset())
         if self.method.name in GUEST_METHODS:
             allowed |= {"guest", "observer", "worker", "server"}
         for step in self.path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.support.contract.trust import member
 from tests.support.integration.harness import read_summary, status_of, until
 from tests.support.integration.roles import TRAIN, Cluster, cluster_fixture, reference, same_result
 
-SCRIPT = ("--epochs", "3", "--pace", "0.02")
+SCRIPT = ("--epochs", "3", "--pace", "0.2")
 CALL_S = 20.0
 
 
@@ -129,7 +130,14 @@ def test_over_tls(cluster: Cluster) -> None:
     cluster.server(*tls)
     for _ in range(2):
         cluster.worker(*SCRIPT, flags=tls)
-    found = cluster.until_status("training", lambda status: status["version"] > 0)
+
+    def training() -> dict[str, Any] | None:
+        told = cluster.place.paramserver("status", "--json", "--job", cluster.job).check()
+        status: dict[str, Any] = json.loads(told.out)
+        return status if status["version"] > 0 else None
+
+    found = until("training", training, 60.0)
+    assert found is not None
     asyncio.run(attack(cluster.join, address_of(found, "server-0"), cluster.job, found, member(certs, "worker")))
     cluster.ended()
     same_result(read_summary(summary), wanted)

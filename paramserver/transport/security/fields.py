@@ -171,7 +171,7 @@ FIELDS: Mapping[str, str] = {
     "BeginRequest": "member=own slice",
     "LoadRequest": "member=own timeline:rising place",
     "LoadPlace": "epoch count digest",
-    "AgreeRequest": "member=own mine name awaited timeline:rising",
+    "AgreeRequest": "member=own mine@worker name awaited timeline:rising",
     "Agreed": "name epoch count:any value version",
     "EvaluateRequest": "member=own timeline:rising epoch count slices done wants wait_s first leaves undone",
     "EvaluatedBatch": "index value",

@@ -28,6 +28,7 @@ from paramserver.transport.security.policy import (
     GUEST,
     GUEST_METHODS,
     OBSERVER,
+    OBSERVER_METHODS,
     SERVER,
     WORKER,
 )
@@ -151,7 +152,7 @@ def _member(method: Method, numbers: Collection[int], who: Caller, roll: Roll) -
         role, certificates = known.role, _CERTIFICATES.get(known.role, frozenset({known.role}))
         if not certificates & who.roles:
             raise deny(method.name, f"member {number} is a {role}, and the certificate is of {_or(who.roles)}")
-        if (ADMIN if role == OBSERVER else role) not in CALLERS[method.name]:
+        if not (method.name in OBSERVER_METHODS if role == OBSERVER else role in CALLERS[method.name]):
             raise deny(method.name, f"a {role} may not call this, only {_or(CALLERS[method.name])}")
     return role
 

@@ -89,5 +89,11 @@ GUEST_METHODS = frozenset(
     }
 )
 
+# Methods that observers may call, beside those for guests. They name their model and learn that of the job.
+OBSERVER_METHODS = GUEST_METHODS | {
+    *("Coordinator.Session", "Coordinator.Snapshot", "Coordinator.RegisterModel"),
+    *("Coordinator.RegisterData", "Coordinator.Agree", "Coordinator.Kept"),
+}
+
 # Methods that take the admin token in addition.
 ADMIN_METHODS = frozenset(method for method, callers in CALLERS.items() if callers == {ADMIN})
