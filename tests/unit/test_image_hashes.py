@@ -51,7 +51,7 @@ def test_each_package_of_the_image_has_hashes_and_the_version_of_the_constraints
 
 def test_nothing_that_the_image_needs_is_missing() -> None:
     """pip is told to install no more than the file names."""
-    command = [sys.executable, ROOT / "docker/requirements.py", "dashboard", "demo"]
+    command = [sys.executable, str(ROOT / "docker/requirements.py"), "dashboard", "demo"]
     wanted = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     missing = set(needed(wanted)) - versions(HASHES.read_text()).keys()
     assert not missing, "run: make docker-hashes"

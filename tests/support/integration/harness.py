@@ -288,9 +288,13 @@ class Place:
         return time.monotonic() - since
 
     def leftovers(self) -> list[str]:
-        """What lies in the temporary directory, and among the files of running jobs; torch's own is no matter."""
+        """What lies in the temporary directory, and among the files of running jobs.
+
+        Torch's own is no matter. A coordinator that was started by hand leaves its token, for its successor.
+        """
         names = [str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*")]
-        names += [path.name for path in self.runtime.glob("*")]
+        stays = {path.name for path in self.runtime.glob("*token") if not path.is_symlink()}
+        names += [path.name for path in self.runtime.glob("*") if path.name not in stays]
         return [name for name in names if not name.startswith("torchinductor_")]
 
     def close(self) -> None:
