@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paramserver.coordinator.history import overdue
 from paramserver.core.job.status import State
+from paramserver.core.shown import one_line
 from paramserver.v1 import coordinator_pb2, types_pb2
 from paramserver.web.facts import events_of, status_of
 from paramserver.web.metrics.exposition import exposition
@@ -76,7 +77,7 @@ def test_what_prometheus_reads_is_what_the_status_says() -> None:
         ("paramserver_server_received_bytes_total", ("server-0",)): 77,
         ("paramserver_shards", ("no backup",)): 1,
         ("paramserver_shards", ("replicated",)): 0,
-        ("paramserver_value", (STRANGE,)): 0.5,
+        ("paramserver_value", (one_line(STRANGE),)): 0.5,
         ("paramserver_last_checkpoint_timestamp_seconds", ()): 5,
         ("paramserver_trouble", ("checkpoint",)): 1,
         ("paramserver_process_state", ("failed", "worker", "worker-2")): 1,
