@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.protobuf.message import Message
 
 from paramserver import errors
+from paramserver.cli.look.facts import describe
+from paramserver.machine.jobs import call_coordinator
 from paramserver.membership.joining import versions
 from paramserver.transport import grpc
 from paramserver.transport.base import METHODS, MethodKind
 from paramserver.transport.security.access import Security
 from paramserver.v1 import coordinator_pb2, shard_pb2, types_pb2
+from paramserver.v1.coordinator_pb2 import StatusRequest
 from paramserver.wire.messages import PROTOCOL
 from tests.support.contract.trust import member
 from tests.support.integration.harness import read_summary, status_of, until
@@ -132,8 +134,8 @@ def test_over_tls(cluster: Cluster) -> None:
         cluster.worker(*SCRIPT, flags=tls)
 
     def training() -> dict[str, Any] | None:
-        told = cluster.place.paramserver("status", "--json", "--job", cluster.job).check()
-        status: dict[str, Any] = json.loads(told.out)
+        told = call_coordinator(cluster.join, "Coordinator.Status", StatusRequest(), CALL_S, member(certs, "worker"))
+        status = describe(cast(coordinator_pb2.StatusResponse, told))
         return status if status["version"] > 0 else None
 
     found = until("training", training, 60.0)

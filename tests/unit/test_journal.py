@@ -14,7 +14,7 @@ from paramserver.coordinator.leadership.leader import Leadership
 from paramserver.coordinator.promises import Promises
 from paramserver.store.memory import MemoryStore
 from paramserver.transport.security.fields import MAX_CLAIM, MAX_COUNT, MAX_TAKEN_OVER, taken_over
-from paramserver.v1 import coordinator_pb2, types_pb2
+from paramserver.v1 import coordinator_pb2
 
 
 class Full(MemoryStore):
@@ -57,7 +57,8 @@ def test_a_store_that_does_not_take_the_record_is_a_trouble_until_it_does(monkey
 
 @pytest.mark.parametrize("field", ["term", "generation", "timeline", "placement"])
 def test_a_record_to_which_no_job_can_have_counted_is_refused_in_one_sentence(field: str) -> None:
-    record = coordinator_pb2.JobRecord(view=types_pb2.View(**{field: MAX_CLAIM}))
+    record = coordinator_pb2.JobRecord()
+    setattr(record.view, field, MAX_CLAIM)
     text = json_format.MessageToJson(record).encode()
     assert getattr(module.parse_record(text).view, field) == MAX_CLAIM
     setattr(record.view, field, 2**62)

@@ -141,7 +141,8 @@ class _Door(grpc.GenericRpcHandler):
 
     async def run(self, method: Method, context: Context, work: Callable[[], Awaitable[T]]) -> T:
         """Do the work for one call if its caller may ask for it, and send the error that ends it."""
-        caller = self._security.identify(method.name, context.auth_context, context.invocation_metadata() or ())
+        head = tuple(context.invocation_metadata() or ())
+        caller = self._security.identify(method.name, context.auth_context, head)
         if isinstance(caller, Refusal):
             await self._turn_away(method, caller, context)
         if not self._has_room(method):  # many heads may have come before the first call of them began

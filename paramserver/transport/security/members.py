@@ -14,8 +14,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from google.protobuf.message import Message
-
 from paramserver import errors
 from paramserver.transport.base import Caller, Method, MethodKind, caller
 from paramserver.transport.security.access import deny
@@ -110,14 +108,16 @@ def judge(method: Method, message: Any, roll: Roll | None) -> None:
     check_numbers(message, trusted=role == COORDINATOR)
 
 
-def _role(method: Method, message: Message, who: Caller, roll: Roll | None) -> str:
+def _role(method: Method, message: Any, who: Caller, roll: Roll | None) -> str:
     """The role of the caller, which is certain as far as the method needs that."""
     name, callers = method.name, CALLERS[method.name]
     if name in ADMIN_METHODS:
         return ADMIN
     if name == JOIN:
         return _JOINS.get(message.role, GUEST)
-    if COORDINATOR in callers and (who.roles == {COORDINATOR} or (roll is not None and roll.is_coordinator(who.proof))):
+    if COORDINATOR in callers and (
+        who.roles == {COORDINATOR} or (roll is not None and roll.is_coordinator(who.proof or b""))
+    ):
         return COORDINATOR
     if roll is None:
         return next(iter(who.roles)) if len(who.roles) == 1 else UNKNOWN
