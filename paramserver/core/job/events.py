@@ -102,7 +102,8 @@ def _differences(before: Facts, now: Facts) -> Iterator[tuple[str, str, str]]:
     if now.checkpoint and now.checkpoint != before.checkpoint:
         yield "checkpoint", "", f"checkpoint {now.checkpoint} is complete"
     if now.phase != before.phase:
-        yield "state", "", f"{now.phase}: {now.reason}" if now.reason else now.phase
+        said = now.reason.startswith(f"{now.phase}: ")  # the sentence of the end
+        yield "state", "", now.reason if said else f"{now.phase}: {now.reason}" if now.reason else now.phase
 
 
 def _departure(name: str, gone: Gone | None, ident: int, asked: bool) -> tuple[str, str, str]:
