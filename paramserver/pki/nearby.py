@@ -46,23 +46,31 @@ def share_token(security: Security, job: str, addresses: Sequence[str]) -> str:
 
     All coordinators of a job on this machine have one token. It stays when they end, so that a coordinator which is
     started again finds its members'. Returns the token; "": everybody may join who can connect, or the user has
-    configured a token. Raises ConfigError if there is no place for the files.
+    configured a token. Raises ConfigError if there is no place for the file. `show_token` comes when it listens.
     """
-    paths = token_paths(addresses)
-    if security.join or security.insecure or not paths:
-        for path in paths:  # of a coordinator that was here before
-            path.unlink(missing_ok=True)
+    if security.join or security.insecure or not token_paths(addresses):
         return ""
     directory = secure_runtime_directory()
     sweep_tokens(directory)
     kept = directory / f"{job}{_OF_JOB}"
     with _locked(directory):
         token = read_secret(kept, _WHAT).decode().strip() if kept.is_file() else secrets.token_urlsafe(32)
-        for path in (kept, *paths):
-            if not path.name.endswith(f"-0{TOKEN_SUFFIX}"):  # a port that is not known yet
-                write_token(path, token)
+        write_token(kept, token)
     security.join = Tokens([token])
     return token
+
+
+def show_token(token: str, addresses: Sequence[str]) -> None:
+    """Leave the token of `share_token` where members look that know one of these addresses of the job's coordinators.
+
+    The caller listens at one of them: a coordinator whose port is taken must not replace the token of another job.
+    ``token`` empty: nobody needs one. Raises ConfigError if it cannot be written.
+    """
+    for path in token_paths(addresses):
+        if token:
+            write_token(path, token)
+        else:  # of a coordinator that was here before
+            path.unlink(missing_ok=True)
 
 
 def point_at_token(address: str, file: Path) -> Path:

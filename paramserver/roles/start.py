@@ -67,7 +67,7 @@ def start_coordinator(settings: Settings, options: Options) -> int:
 
 
 async def _coordinate(settings: Settings, options: Options) -> int:
-    from paramserver.pki.nearby import share_token, token_path, write_token
+    from paramserver.pki.nearby import share_token, show_token, token_path
     from paramserver.pki.security import load_security
     from paramserver.roles.coordinating import Coordinating
     from paramserver.roles.dashboard import Dashboard
@@ -81,7 +81,8 @@ async def _coordinate(settings: Settings, options: Options) -> int:
     await security.check_listen(host)
     await check_checkpoints(settings, host)
     cluster = settings.cluster
-    own = share_token(security, cluster.job, [join(advertised, port), *split_addresses(cluster.coordinator)])
+    others = split_addresses(cluster.coordinator)
+    own = share_token(security, cluster.job, [join(advertised, port), *others])
     with _store(settings) as (url, store_name):
         if store_name != hide_password(cluster.store):
             # An earlier coordinator of this store has ended, or it would hold the directory.
@@ -98,9 +99,8 @@ async def _coordinate(settings: Settings, options: Options) -> int:
         listen(coordinating.on_signal)
         server = await grpc.serve([("Coordinator", coordinating.endpoint)], host, port, security)
         coordinating.address = join(advertised, server.port)
+        show_token(own, [coordinating.address, *others])
         token_file = token_path(coordinating.address) if own else security.join.path
-        if own and token_file is not None:
-            write_token(token_file, own)
         dashboard = Dashboard(settings, security, coordinating.endpoint)
         await dashboard.start(advertised, again=options.resume)
         coordinating.dashboard, coordinating.show_end = dashboard.url, dashboard.show_end

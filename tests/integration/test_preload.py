@@ -22,7 +22,10 @@ from tests.support.integration.paced import training
 from tests.support.integration.preloaded import Nursery
 
 # Facts of a run that are its own.
-OWN = ("CHECKPOINT__DIR", "__COORDINATOR", "CLUSTER__JOB", "CLUSTER__PRELOAD", "CLUSTER__WORKERS", "WEB__DASHBOARD")
+OWN = (
+    *("CHECKPOINT__DIR", "SECURITY__TOKEN_FILE"),
+    *("__COORDINATOR", "CLUSTER__JOB", "CLUSTER__PRELOAD", "CLUSTER__WORKERS", "WEB__DASHBOARD"),
+)
 
 # By name: a script, whose end and whose lines must be the same whoever has started it.
 ENDS = {
@@ -248,12 +251,17 @@ def test_killed_members_are_back_soon(place: Place) -> None:
     def pid(name: str) -> int:
         return next((p["pid"] for p in status_of(running)["processes"] if p["name"] == name and not p["gone"]), 0)
 
+    def kill(name: str) -> int:
+        """Kill it as soon as the status has it; 0 would be this process and all of its group."""
+        before = int(until(f"{name} is there", partial(pid, name), 10.0))
+        os.kill(before, signal.SIGKILL)
+        return before
+
     def again(name: str, before: int) -> bool:
         return pid(name) not in (0, before)
 
     for name in ("server-0", "worker-1"):
-        before = pid(name)
-        os.kill(before, signal.SIGKILL)
+        before = kill(name)
         begin = time.monotonic()
         until(f"another {name}", partial(again, name, before), 10.0)
         print(f"{name} again after {time.monotonic() - begin:.2f} s")
@@ -261,7 +269,7 @@ def test_killed_members_are_back_soon(place: Place) -> None:
     [preloaded] = [pid for pid, words in place.processes().items() if "roles.preloaded" in words]
     os.kill(preloaded, signal.SIGKILL)
     running.wait_for("the preloaded process ended unexpectedly \\(signal 9\\), and another one is started")
-    os.kill(pid("worker-1"), signal.SIGKILL)
+    kill("worker-1")
     running.wait_for(r"worker-1 \| rank 1 of 2 trains", count=3)
     running.send(signal.SIGTERM)
     running.wait().check(143)

@@ -49,7 +49,10 @@ class Known:
 
 
 class Roll(Protocol):
-    """The members as the called side knows them."""
+    """The members as the called side knows them. ``empty``: it has heard of none."""
+
+    @property
+    def empty(self) -> bool: ...
 
     def member(self, number: int) -> Known | None:
         """The member of this number; None: there is none."""
@@ -73,6 +76,11 @@ class ServerRoll:
         self._roles: dict[bytes, set[str]] = {}
         for one in self._members.values():
             self._roles.setdefault(one.proof, set()).add(one.role)
+
+    @property
+    def empty(self) -> bool:
+        """See `Roll`."""
+        return not self._members
 
     def member(self, number: int) -> Known | None:
         """See `Roll`."""
@@ -134,7 +142,7 @@ def _role(method: Method, message: Any, who: Caller, roll: Roll | None) -> str:
     if roles and not callers & frozenset(roles):
         raise deny(name, f"a {_or(roles)} may not call this, only {_or(callers)}")
     if SERVER in callers or WORKER in callers:
-        raise stranger(name)
+        raise stranger(name, roll)
     raise deny(name, "the caller is not the coordinator: it does not show the key of this server")
 
 
@@ -146,7 +154,7 @@ def _member(method: Method, numbers: Collection[int], who: Caller, roll: Roll) -
         if known is None:
             if method.name in GUEST_METHODS:
                 continue
-            raise stranger(method.name)
+            raise stranger(method.name, roll)
         if not who.proof or known.proof != who.proof:
             raise deny(method.name, f"the caller is not member {number}, a {known.role}: it shows another secret")
         role, certificates = known.role, _CERTIFICATES.get(known.role, frozenset({known.role}))
@@ -161,10 +169,11 @@ def _or(roles: Iterable[str]) -> str:
     return " or ".join(sorted(roles))
 
 
-def stranger(method: str) -> errors.ParamServerError:
+def stranger(method: str, roll: Roll) -> errors.ParamServerError:
     """The refusal of a process that is no member, or of which this process has not heard yet."""
     if method.startswith("Coordinator."):
         return errors.NotMemberError("this process is not a member (its lease ended): join again")
-    if WORKER in CALLERS[method]:
+    if WORKER in CALLERS[method] and not roll.empty:
         return errors.FencedError("this process is not a member of the job, as far as this server has heard")
-    return errors.UnavailableError("this server has not heard of the caller as a server of the job: try again")
+    # A server that has begun anew hears of the members when it gets its shard: until then nobody is to give up.
+    return errors.UnavailableError("this server has not heard of the caller as a member of the job: try again")

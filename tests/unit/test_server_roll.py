@@ -1,0 +1,31 @@
+"""What a server answers to workers of whom it has not heard."""
+
+from __future__ import annotations
+
+import pytest
+
+from paramserver import errors
+from paramserver.transport.base import METHODS, Caller, set_caller
+from paramserver.transport.security.members import Known, ServerRoll, judge
+from paramserver.transport.security.policy import ANYBODY, WORKER
+from paramserver.v1 import shard_pb2
+
+REQUEST = shard_pb2.IdleRequest(worker=7)
+
+
+@pytest.mark.parametrize(
+    ("roll", "kind"),
+    [
+        # It has begun anew, and hears of the members with its shard: a worker that gives up would end the job.
+        (ServerRoll(b"key"), errors.UnavailableError),
+        # This worker has been removed.
+        (ServerRoll(b"key", {8: Known(WORKER, b"another")}), errors.FencedError),
+        (ServerRoll(b"key", {7: Known(WORKER, b"another")}), errors.DeniedError),
+    ],
+)
+def test_a_server_that_has_begun_anew_lets_workers_try_again(roll: ServerRoll, kind: type[Exception]) -> None:
+    set_caller(Caller(ANYBODY, False, b"proof"))
+    with pytest.raises(kind) as caught:
+        judge(METHODS["Shard.Idle"], REQUEST, roll)
+    assert type(caught.value) is kind
+    judge(METHODS["Shard.Idle"], REQUEST, ServerRoll(b"key", {7: Known(WORKER, b"proof")}))
