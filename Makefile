@@ -33,7 +33,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # For two cores. A third of the time of a test in one process is waiting for timers; tests of real processes fill the cores.
 TEST_PROCESSES ?= 4
-RUN_PROCESSES ?= 2
+RUN_PROCESSES ?= 3
 PROTOS := $(wildcard protos/paramserver/v1/*.proto)
 # The lowest versions that pyproject.toml allows of what we depend on most.
 LOWEST_TORCH := 2.6.0
