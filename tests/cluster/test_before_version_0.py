@@ -73,7 +73,7 @@ class WorkerDies(Trap):
 
 # Each call is one of two; nothing is published, or one of two parts, or both.
 @pytest.mark.parametrize(
-    ("nth", "when"), [pytest.param(0, "before", marks=pytest.mark.long), (0, "after"), (1, "after")]
+    ("nth", "when"), [*(pytest.param(0, when, marks=pytest.mark.long) for when in ("before", "after")), (1, "after")]
 )
 def test_the_worker_that_uploads_dies(nth: int, when: str) -> None:
     trap = WorkerDies("call Shard.Activate", nth, when)
