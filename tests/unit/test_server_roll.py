@@ -18,10 +18,9 @@ REQUEST = shard_pb2.IdleRequest(worker=7)
 @pytest.mark.parametrize(
     ("roll", "kind"),
     [
-        # It has begun anew, and hears of the members with its shard: a worker that gives up would end the job.
+        # It has begun anew, and hears of the members later: a worker that gives up would end the job.
         (ServerRoll(b"key"), errors.UnavailableError),
-        # This worker has been removed.
-        (ServerRoll(b"key", {8: Known(WORKER, b"another")}), errors.FencedError),
+        (ServerRoll(b"key", {8: Known(WORKER, b"another")}), errors.UnavailableError),
         (ServerRoll(b"key", {7: Known(WORKER, b"another")}), errors.DeniedError),
     ],
 )

@@ -20,11 +20,6 @@ class JobRoll:
     def __init__(self, job: _Job) -> None:
         self._job = job
 
-    @property
-    def empty(self) -> bool:
-        """Not so: a coordinator knows its members."""
-        return False
-
     def member(self, number: int) -> Known | None:
         """The member of this number; None: there is none."""
         found = self._job.members.get(number)

@@ -49,10 +49,7 @@ class Known:
 
 
 class Roll(Protocol):
-    """The members as the called side knows them. ``empty``: it has heard of none."""
-
-    @property
-    def empty(self) -> bool: ...
+    """The members as the called side knows them."""
 
     def member(self, number: int) -> Known | None:
         """The member of this number; None: there is none."""
@@ -77,11 +74,6 @@ class ServerRoll:
         for one in self._members.values():
             self._roles.setdefault(one.proof, set()).add(one.role)
 
-    @property
-    def empty(self) -> bool:
-        """See `Roll`."""
-        return not self._members
-
     def member(self, number: int) -> Known | None:
         """See `Roll`."""
         return self._members.get(number)
@@ -98,7 +90,7 @@ class ServerRoll:
 def judge(method: Method, message: Any, roll: Roll | None) -> None:
     """Raise an error if the caller of the present call may not say this. ``roll`` None: nobody knows the members.
 
-    Raises DeniedError; NotMemberError, FencedError or UnavailableError for a stranger; ProtocolError for a number
+    Raises DeniedError; NotMemberError or UnavailableError for a stranger; ProtocolError for a number
     beyond its bound. Nothing has changed then.
     """
     if method.kind is MethodKind.UPLOAD:
@@ -142,7 +134,7 @@ def _role(method: Method, message: Any, who: Caller, roll: Roll | None) -> str:
     if roles and not callers & frozenset(roles):
         raise deny(name, f"a {_or(roles)} may not call this, only {_or(callers)}")
     if SERVER in callers or WORKER in callers:
-        raise stranger(name, roll)
+        raise stranger(name)
     raise deny(name, "the caller is not the coordinator: it does not show the key of this server")
 
 
@@ -154,7 +146,7 @@ def _member(method: Method, numbers: Collection[int], who: Caller, roll: Roll) -
         if known is None:
             if method.name in GUEST_METHODS:
                 continue
-            raise stranger(method.name, roll)
+            raise stranger(method.name)
         if not who.proof or known.proof != who.proof:
             raise deny(method.name, f"the caller is not member {number}, a {known.role}: it shows another secret")
         role, certificates = known.role, _CERTIFICATES.get(known.role, frozenset({known.role}))
@@ -169,11 +161,10 @@ def _or(roles: Iterable[str]) -> str:
     return " or ".join(sorted(roles))
 
 
-def stranger(method: str, roll: Roll) -> errors.ParamServerError:
+def stranger(method: str) -> errors.ParamServerError:
     """The refusal of a process that is no member, or of which this process has not heard yet."""
     if method.startswith("Coordinator."):
         return errors.NotMemberError("this process is not a member (its lease ended): join again")
-    if WORKER in CALLERS[method] and not roll.empty:
-        return errors.FencedError("this process is not a member of the job, as far as this server has heard")
-    # A server that has begun anew hears of the members when it gets its shard: until then nobody is to give up.
+    # The news of a member may be later than the member, above all at a server that has begun anew. A worker that was
+    # removed hears that from the coordinator.
     return errors.UnavailableError("this server has not heard of the caller as a member of the job: try again")
