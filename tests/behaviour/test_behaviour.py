@@ -17,7 +17,7 @@ from tests.support.pieces.known import KNOWN, known
 
 # Each test runs this many scripts, one after the other.
 AT_ONCE = 10
-FEW, MANY = 50, 1000
+FEW, MANY = 40, 1000
 # Of these there are so many besides, in real processes.
 REAL = 40
 # A fault must show in so many scripts.

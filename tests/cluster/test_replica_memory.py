@@ -79,7 +79,7 @@ def most(place: Path, replicas: int, optimizer: Optimizer, transport: str, mode:
 @pytest.mark.parametrize(
     ("optimizer", "transport", "mode", "weights"),
     [
-        (torch.optim.AdamW, "shm", "sync", 3),
+        pytest.param(torch.optim.AdamW, "shm", "sync", 3, marks=pytest.mark.long),
         pytest.param(plain, "shm", "sync", 3, marks=pytest.mark.long),
         # Workers that are behind read a slot more or less than without replicas.
         pytest.param(plain, "shm", "async", 4, marks=pytest.mark.long),
