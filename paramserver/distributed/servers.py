@@ -80,9 +80,8 @@ class Network:
             try:
                 await _download(channel, request, place)
                 return
-            except (
-                errors.OverloadedError
-            ):  # the collectives of others, or messages that nobody fetches, fill the server
+            except errors.OverloadedError:
+                # The collectives of others, or messages that nobody fetches, fill the server.
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(_RETRY_S)

@@ -366,12 +366,13 @@ class Launcher:
             await supervisor.start_server(index)
         for index in range(settings.cluster.workers):
             await supervisor.start_worker(index)
-        page, alone = spawner.dashboard, sys.stdout.isatty()
+        page, terminal = spawner.dashboard, sys.stdout.isatty()
         self._say(
             f"job {self._job}: {settings.cluster.servers} servers, {settings.cluster.workers} workers, "
-            f"coordinator at {self._address}, store {name}" + (f", dashboard at {page}" if page and not alone else ""),
+            f"coordinator at {self._address}, store {name}"
+            + (f", dashboard at {page}" if page and not terminal else ""),
         )
-        if page and alone:  # a link opens the page once, and others could read it in a file
+        if page and terminal:  # a link opens the page once, and others could read it in a file
             self._display.line("", f"dashboard at {page_link(page, self._security.join)}")
         if line := cost_of_a_loss(settings, not self._wanted_checkpoints):
             self._say(line)

@@ -67,12 +67,12 @@ def init(directory: Path, days: int = DAYS, job: str = "", now: datetime | None 
         directory.chmod(0o700)
         key, name = _new_key(), _name("certificate authority", job)
         authority = _certify(name, name, key, key, now, now + timedelta(days=_CA_DAYS), role="")
-        _write(directory / "ca.key", _key_pem(key), 0o600)
-        _write(directory / "ca.crt", _pem(authority), 0o644)
+        replace_file(directory / "ca.key", _key_pem(key), 0o600)
+        replace_file(directory / "ca.crt", _pem(authority), 0o644)
         for role in ISSUED:
             _issue(directory, role, _name(role, job), authority, key, now, days)
         for file in (JOIN_TOKEN, ADMIN_TOKEN):
-            _write(directory / file, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
+            replace_file(directory / file, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
 
 
 def renew(directory: Path, days: int = DAYS, now: datetime | None = None) -> None:
@@ -152,8 +152,8 @@ def _issue(
     until = min(now + timedelta(days=days), authority.not_valid_after_utc)
     certificate = _certify(name, authority.subject, key, ca_key, now, until, role)
     # A reader that comes between the two writes sees that key and certificate do not fit, and reads again.
-    _write(directory / f"{role}.key", _key_pem(key), 0o600)
-    _write(directory / f"{role}.crt", _pem(certificate), 0o644)
+    replace_file(directory / f"{role}.key", _key_pem(key), 0o600)
+    replace_file(directory / f"{role}.crt", _pem(certificate), 0o644)
 
 
 def _certify(
@@ -244,7 +244,7 @@ def _writing(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def replace_file(path: Path, content: bytes, mode: int) -> None:
     """Replace a file as a whole; only the owner can read it before it has its mode."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -10,12 +10,12 @@ import contextlib
 import fcntl
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paramserver.config.private import TOKEN_SUFFIX, runtime_directory, secure_runtime_directory, sweep_tokens
 from paramserver.errors import ConfigError
+from paramserver.pki.certs import replace_file
 from paramserver.transport.addresses import host_of, loopback
 from paramserver.transport.security.access import Security
 from paramserver.transport.security.files import read_secret
@@ -95,10 +95,7 @@ def point_at_token(address: str, file: Path) -> Path:
 def write_token(path: Path, token: str) -> None:
     """Write the file of a token, which is replaced as a whole. Raises ConfigError if that cannot be."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent)  # only this user can read it
-        with os.fdopen(handle, "w") as file:
-            file.write(token + "\n")
-        os.replace(temporary, path)
+        replace_file(path, f"{token}\n".encode(), 0o600)
     except OSError as error:
         raise ConfigError(f'{_WHAT} "{path}" cannot be written: {(error.strerror or "error").lower()}') from error
 

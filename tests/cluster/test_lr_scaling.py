@@ -47,6 +47,15 @@ def by_hand(scaling: LrScaling) -> nn.Module:
     return model
 
 
+def one_update(ctx: Context) -> None:
+    """Moves the only weight from 0 to the negative learning rate."""
+    model: Any = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+
+
 @pytest.mark.parametrize("scaling", [LrScaling("linear", 2, 5), LrScaling("sqrt")], ids=["linear", "sqrt"])
 def test_the_servers_multiply_and_the_script_does_not_see_it(scaling: LrScaling) -> None:
     rates: set[float] = set()
@@ -67,16 +76,9 @@ def test_the_servers_multiply_and_the_script_does_not_see_it(scaling: LrScaling)
 def test_asynchronous_updates_have_one_slice() -> None:
     """They are scaled to the script's number of slices, too: to a fourth."""
 
-    def script(ctx: Context) -> None:
-        model: Any = nn.Linear(1, 1, bias=False)
-        nn.init.zeros_(model.weight)
-        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-        model(torch.ones(1, 1)).sum().backward()
-        optimizer.step()
-
     scaling = settings(LrScaling("linear", 4))
-    assert train(script, 1, 1, scaling, mode="async").tensor("weight").item() == -0.25
-    assert train(script, 1, 1, scaling, slices_per_step=1).tensor("weight").item() == -0.25
+    assert train(one_update, 1, 1, scaling, mode="async").tensor("weight").item() == -0.25
+    assert train(one_update, 1, 1, scaling, slices_per_step=1).tensor("weight").item() == -0.25
 
 
 def test_the_status_shows_the_effective_batch_and_the_factor() -> None:
@@ -119,13 +121,6 @@ def test_a_job_that_began_as_synchronous_divides_by_the_slices_of_a_step_while_i
 ) -> None:
     """``training.lr_scaling = "auto"``, the default. A mode that changed is the present one, not that of the start."""
 
-    def script(ctx: Context) -> None:
-        model: Any = nn.Linear(1, 1, bias=False)
-        nn.init.zeros_(model.weight)
-        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-        model(torch.ones(1, 1)).sum().backward()
-        optimizer.step()
-
     given = {"consistency.mode": began}
-    assert train(script, 1, 1, given, mode="async", slices_per_step=4).tensor("weight").item() == moved
-    assert train(script, 1, 1, given, slices_per_step=1).tensor("weight").item() == -1.0
+    assert train(one_update, 1, 1, given, mode="async", slices_per_step=4).tensor("weight").item() == moved
+    assert train(one_update, 1, 1, given, slices_per_step=1).tensor("weight").item() == -1.0

@@ -61,7 +61,10 @@ class Accounting:
             )
             names = {ident: name for reply in replies for ident, name in reply.names.items()}
             poisoned = list(job.poison.slices)
-            read = lambda: Accounts([_ledger(reply) for reply in replies], data, origin, poisoned)  # noqa: E731
+
+            def read() -> Accounts:
+                return Accounts([_ledger(reply) for reply in replies], data, origin, poisoned)
+
             return await asyncio.to_thread(read), head, names
 
 

@@ -295,10 +295,14 @@ class Checkpointing:
         if version in self._states or len(self._states) < _VERSIONS:
             return True
         done = sorted(other for other in self._states if self.settled(other))[: -_VERSIONS // 2]
-        for other in done:
-            del self._states[other]
-            self._again.pop(other, None)
+        self._drop(done)
         return bool(done)
+
+    def _drop(self, versions: Sequence[int]) -> None:
+        """Know no more what has become of these versions."""
+        for version in versions:
+            del self._states[version]
+            self._again.pop(version, None)
 
     def _lost(self, event: Reported) -> Iterator[Command]:
         """A shard that is past a version and has no copy of it will never have one: a backup was promoted."""
@@ -347,9 +351,7 @@ class Checkpointing:
     def _forget(self, version: int) -> None:
         """Forget all reports on this version and earlier ones, and what has become of versions long ago."""
         self._saved_last = max(self._saved_last, version if self.saved(version) else -1)
-        for other in [other for other in self._states if self.settled(other)][:-_REMEMBERED]:
-            del self._states[other]
-            self._again.pop(other, None)
+        self._drop([other for other in self._states if self.settled(other)][:-_REMEMBERED])
         for other in [other for other in self._parts if other <= version]:
             del self._parts[other]
             if self._states.get(other) is State.COPIED:

@@ -10,6 +10,7 @@ import structlog
 from paramserver import errors
 from paramserver.compress.casts import Cast
 from paramserver.compress.options import Wire
+from paramserver.core.versions.consistency import Mode
 from paramserver.membership.joining import JoinOptions
 from paramserver.transport.base import Channel
 from paramserver.transport.shm.seat import host_word
@@ -89,6 +90,10 @@ class Engine:
         """Before there is a model: how gradients travel, and what weights are rounded to on their way here."""
         self.sender.compress(wire)
         self.shards.round_to(rounding)
+
+    def slices_of_update(self) -> int:
+        """How many slices the next update has: those of a step, and one in asynchronous mode."""
+        return self.member.session.view.slices_per_step if self.modes.present.mode is Mode.SYNC else 1
 
     def join(self) -> None:
         """Become a member of the job; raises the coordinator's refusal."""

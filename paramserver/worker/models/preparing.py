@@ -322,13 +322,8 @@ class Prepared:
         self._parts.engine.weights.listen(Reads(binding.parameters))
         sync_batch_norm.use(sync_batch_norm.layers_of(model), self._parts.engine.summing)
         if self._parts.engine.member.session.rank == 0:
-            self.clipping = Clipping(binding.parameters, self._slices)
+            self.clipping = Clipping(binding.parameters, self._parts.engine.slices_of_update)
         return steps, fetch, thawing
-
-    def _slices(self) -> int:
-        """How many slices the next update has."""
-        together = self._parts.engine.modes.present.mode is Mode.SYNC
-        return self._parts.engine.member.session.view.slices_per_step if together else 1
 
     def _prepare_loader(self, loader: DataLoader[Any], accumulate: int, batches: int, own_streams: bool) -> SliceLoader:
         if self.loader is not None:

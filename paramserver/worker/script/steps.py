@@ -11,7 +11,6 @@ import torch
 from paramserver import errors
 from paramserver.config.sections import Training
 from paramserver.core.layout.lr_scaling import LrScaling
-from paramserver.core.versions.consistency import Mode
 from paramserver.core.versions.names import AsyncName, SyncName
 from paramserver.core.work.passes import Passes
 from paramserver.core.work.slices import DataSpec, slice_seed
@@ -308,9 +307,9 @@ class Steps:
 
     def _groups(self) -> list[types_pb2.GroupHypers]:
         """The hyper-parameters for the present update."""
-        together = self._engine.modes.present.mode is Mode.SYNC
-        of_step = self._engine.member.session.view.slices_per_step
-        factor = self._scaling.factor(of_step if together else 1, of_step, self._engine.weights.version)
+        engine = self._engine
+        of_step = engine.member.session.view.slices_per_step
+        factor = self._scaling.factor(engine.slices_of_update(), of_step, engine.weights.version)
         return self._binding.groups(factor, self._stepped_with())
 
     def _stepped_with(self) -> Sequence[dict[str, Any]] | None:
